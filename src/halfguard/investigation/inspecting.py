@@ -20,6 +20,7 @@ from halfguard.investigation.bus import BackwardCall, HookBus
 from halfguard.investigation.caught_errors import CaughtErrors
 from halfguard.investigation.detectors import LostUpdates, RoundedPositions, SmallGradients
 from halfguard.investigation.lost_digits import LostDigits
+from halfguard.investigation.lost_increments import LostIncrements
 from halfguard.investigation.passes import (
     Ended,
     Headroom,
@@ -123,12 +124,14 @@ class Inspecting:
             LostDigits(bus, self._modules, outermost),
             choose_taped(plan.inspect),
         )
+        self._increments = LostIncrements(bus)
         self._detectors = (
             RoundedPositions(bus),
             self._updates,
             self._gradients,
             self._digits,
             CaughtErrors(bus, plan),
+            self._increments,
         )
         self._swallowed: list[Misused] = []
         self._until = time.monotonic() + 2 * _SECONDS
@@ -148,6 +151,8 @@ class Inspecting:
         self._updates.is_on = True
         self._watch = HeadroomWatch(self._bus, self._modules, self._code)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
+        if self._bus.backward >= max(self._plan.inspect) // 2:  # what was new at first has settled
+            self._increments.begin()
 
     def on_stepping(self, _optimizer: Any) -> None:
         self._stepping.add(user_place())

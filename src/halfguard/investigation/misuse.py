@@ -282,6 +282,7 @@ _PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterator[str]]] = {
     "no scaler": _add_scaler,
     "lost updates": _fp32_weights,
     "bad buffer": _fp32_weights,
+    "lost increments": lambda _, first: iter((casts.leave_out_cast(first.made.half_module),)),
     "lost digits": lambda one, _: iter((casts.leave_out_cast(one.place),)),
     "rounded integers": lambda one, _: iter((casts.float_positions(one.place),)),
 }

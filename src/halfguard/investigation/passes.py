@@ -91,6 +91,7 @@ MisuseKind = Literal[
     "no scaler",  # FP16 gradients that are too small
     "rounded integers",
     "lost updates",  # of half weights
+    "lost increments",  # of other half tensors
     "bad buffer",
     "swallowed",  # overflow that became a finite number
     "lost digits",  # more than rounding must cost

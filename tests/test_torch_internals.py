@@ -308,6 +308,16 @@ def composed_schedulers_list_their_parts() -> None:
     assert "_schedulers" in accelerate.Accelerator.__init__.__code__.co_names
 
 
+@used_by("integrations", "_defaults", "_results")
+def lightning_keeps_logged_values_beside_their_defaults() -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    assert isinstance(inspect.getattr_static(lightning.Trainer, "_results"), property)
+    name = "lightning.pytorch.trainer.connectors.logger_connector.result"
+    result = pytest.importorskip(name)
+    metric = result._ResultMetric(result._Metadata("training_step", "loss"), is_tensor=True)
+    assert metric._defaults["value"] == metric.value == 0
+
+
 # -- modules
 
 
@@ -431,7 +441,8 @@ def attention_on_a_cpu_has_the_arguments_of_the_one_that_torch_counts() -> None:
 
 
 @used_by(
-    "diagnosis guard tracing trials workload", "torch.utils._python_dispatch.TorchDispatchMode"
+    "diagnosis guard investigation tracing trials workload",
+    "torch.utils._python_dispatch.TorchDispatchMode",
 )
 def a_mode_sees_operations_below_autocast() -> None:
     with Calls() as seen, torch.autocast("cpu", torch.bfloat16):
@@ -461,9 +472,9 @@ def a_tensor_around_others_is_recognised() -> None:
 
 
 @used_by("validation", "torch.utils._pytree.tree_flatten")
-@used_by("tracing", "torch.utils._pytree.tree_leaves")
+@used_by("investigation tracing", "torch.utils._pytree.tree_leaves")
 @used_by("diagnosis", "torch.utils._pytree.tree_map_only")
-@used_by("diagnosis replaying", "torch.utils._pytree.tree_map")
+@used_by("diagnosis investigation replaying", "torch.utils._pytree.tree_map")
 def trees_are_walked() -> None:
     tree = {"b": [1, (2.0, None)], "a": 3}
     assert _pytree.tree_flatten(tree)[0] == _pytree.tree_leaves(tree) == [1, 2.0, None, 3]

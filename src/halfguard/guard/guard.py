@@ -191,7 +191,7 @@ class Guard:
             self._told_unverifiable = True
             self.note(
                 "verify: two repeats of a healthy step differ from each other: an operation does not give "
-                "the same bits twice (torch.use_deterministic_algorithms). This is told once."
+                "the same bits twice (torch.use_deterministic_algorithms). This is reported once."
             )
         elif found:
             where = self._places(found)

@@ -57,6 +57,12 @@ def test_a_limit_far_from_fp32_comes_after_another_format() -> None:
     assert cure.what == "operation"
 
 
+def test_a_line_with_wrong_gradients_comes_after_the_whole_step_in_fp32() -> None:
+    line = trial("statement", True, error=4.98)
+    cure = best_tried(list_cures(found(trial("fp32", True), line), LOSS))
+    assert (cure.what, cure.trial) == ("precision", "trial of fp32")
+
+
 def test_a_scale_is_blamed_if_the_gradients_fit_without_it() -> None:
     event = Event(kind="scale", backward=9, step=3, how="20 in a row", scale=65536.0)
     tried = (trial("fp32", True), trial("bf16", True), trial("scale", True))

@@ -99,7 +99,7 @@ class BestKeeper:
         entry = saved.get(_ENTRY) if isinstance(saved, dict) else None
         if not isinstance(entry, dict) or not isinstance(entry.get("value"), float):
             raise UsageError(
-                f"{self._path} exists, and BestKeeper did not write it: it has no value of a metric.",
+                f"{self._path} exists, but BestKeeper did not write it: it contains no metric value.",
                 cure="Choose another path, or move the file away.",
             )
         kept_by = (entry.get("metric"), entry.get("mode"))

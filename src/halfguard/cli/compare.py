@@ -41,7 +41,7 @@ def compare(
     CSVLogger, and trainer_state.json of transformers. Nothing is trained. The first three are read with
     the tracker's own package.
 
-    Exit code 0: every candidate passes; 1: one does not; 2: usage error.
+    Exit code 0: every candidate passes; 1: at least one does not; 2: usage error.
     """
     check_folders(markdown=markdown, html=html)
     from halfguard.cli.bars import progress  # noqa: PLC0415

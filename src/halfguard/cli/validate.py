@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Run or resume a study, and print the verdict on every candidate.
 
-    Exit code 0: every candidate passes; 1: one does not; 2: usage error; 130: ended by Ctrl-C.
+    Exit code 0: every candidate passes; 1: at least one does not; 2: usage error; 130: ended by Ctrl-C.
     """
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.pages import print_page  # noqa: PLC0415

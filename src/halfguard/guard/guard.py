@@ -963,7 +963,7 @@ class Guard:
         what = ", ".join(names[:5])
         cure = (
             "Draw from it outside of loss_fn and pass the result in the batch, or keep a position that can "
-            "be set back, such as an index."
+            "be reset, such as an index."
         )
         if self.config.skip.strict and self._stepper.single_rank:
             raise UsageError(

@@ -84,7 +84,7 @@ def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
         return
     patch, places = settings.anomaly_off.with_places((script, 0) if script else None)
     yield from untried(
-        "detect_anomaly raises at an overflow that the scaler would skip while its scale finds a level. "
+        "detect_anomaly raises at an overflow that the scaler would skip while it calibrates. "
         f"Switch it off: {describe_place(next(reversed(places), None))}.",
         patch,
         "HG307",

@@ -77,9 +77,9 @@ class Cause(StrEnum):
         "HG616",
         "ranks that must hold the same bits do not",
         (
-            "Return to an earlier checkpoint. If it was one rank, once, its memory may be faulty. Otherwise "
-            "code writes a tensor or draws random numbers on some ranks only: set desync.every to 1 to find "
-            "the step."
+            "Return to an earlier checkpoint. If it happened once, on one rank, the memory of that rank may "
+            "be faulty. Otherwise code writes a tensor or draws random numbers on some ranks only: set "
+            "desync.every to 1 to find the step."
         ),
     )
 

@@ -163,7 +163,7 @@ def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
     )
     said = []
     if "error" in shown:
-        said.append("Error: of all gradients together, relative to FP32 as written.")
+        said.append("The error is that of all gradients together, relative to FP32 as written.")
     if "largest scale" in shown:
         said.append("Largest scale: the largest loss scale tried at which the step is finite.")
     if said:
@@ -204,7 +204,7 @@ def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
         yield Text([answer.headroom])
     if answer.swallowed:
         yield Heading("Swallowed overflow")
-        yield Text(["Numbers left the range of half, and the step went on without them:"])
+        yield Text(["Values left the range of half, and the step continued without them:"])
         rows = [
             [f.op, Mono(f.place), f.fault, f"{f.elements} of {f.numel}"] for f in answer.swallowed
         ]

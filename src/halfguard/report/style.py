@@ -71,6 +71,10 @@ code{padding:1px 4px;overflow-wrap:anywhere}
 pre{padding:.8em 1em;white-space:pre-wrap;overflow-wrap:anywhere;margin:.8em 0}
 li{margin:.2em 0;overflow-wrap:break-word}
 figure{margin:1.2em 0}.scroll{overflow-x:auto;margin:1em 0}figure .scroll{margin:0}
+.scroll{background:linear-gradient(90deg,var(--paper) 40%,transparent) 0 0/3em 100% no-repeat local,
+linear-gradient(270deg,var(--paper) 40%,transparent) 100% 0/3em 100% no-repeat local,
+linear-gradient(90deg,var(--soft),transparent) 0 0/.35em 100% no-repeat,
+linear-gradient(270deg,var(--soft),transparent) 100% 0/.35em 100% no-repeat}
 .scroll:focus-visible,a:focus-visible{outline:3px solid var(--link);outline-offset:2px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{text-align:left;vertical-align:top;padding:5px 14px 5px 0;border-bottom:1px solid var(--line);

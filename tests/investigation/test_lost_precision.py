@@ -98,7 +98,7 @@ def linear(dtype: torch.dtype, value: float = 1.0) -> nn.Linear:
 def test_updates_that_are_lost_in_every_step_are_told(dtype: torch.dtype) -> None:
     (told,) = train(linear(dtype), [1e-7] * 3)
     assert told.kind == "lost updates"
-    assert told.sentence.startswith("100% of the updates")
+    assert told.sentence.startswith("All of the updates")
     assert f"torch.{told.dtype}" == str(dtype)
 
 

@@ -226,7 +226,8 @@ class Recorder:
         # A retried step was repaired at once, and scale calibration is part of every healthy run: no warning.
         routine = row.action is Action.RETRY or row.routine
         level = logging.INFO if routine or rank() else logging.WARNING
-        worst = ", ".join(row.worst)
+        in_log = row.model_copy(update={"batches": report.batches.descriptions()})
+        worst = ", ".join(in_log.worst)
         logger.log(
             level, "step %d: %s, %s %s (%s)", row.step, row.action, row.code, row.cause, worst
         )

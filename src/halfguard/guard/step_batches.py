@@ -145,8 +145,8 @@ class StepBatches:
         """The loss of this rank alone. This reads the device."""
         return float("nan") if self.loss is None else self.loss.item()
 
-    def descriptions(self, *, contents: bool, about: bool) -> tuple[str, ...]:
-        """Return a line per batch, with its strings and numbers, and with the user's description of it."""
+    def descriptions(self, *, contents: bool = False, about: bool = False) -> tuple[str, ...]:
+        """Return a line per batch; with its strings and numbers, and with the user's description of it."""
         return tuple(
             describe_batch(micro.batch, micro.about if about else None, contents=contents)
             for micro in self.micro_batches

@@ -40,13 +40,13 @@ from benchmarks.rate import Rate
 from benchmarks.tables.sections import ROOT, update_sections
 
 DATA = Path(__file__).parent
-LISTS = (DATA / "repositories.txt", *(DATA / f"repositories-{n}.txt" for n in (2, 3, 4, 5)))
+LISTS = (DATA / "repositories.txt", *(DATA / f"repositories-{n}.txt" for n in (2, 3, 4, 5, 6)))
 SUFFIXES = (
     ".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".rst", ".sh", ".slurm", ".sbatch", ".json",
     "setup.cfg", "Pipfile",
 )  # fmt: skip
 HALVES = ("working", "held-out")
-WHOLE = {f"held-out-{n}": LISTS[n - 1] for n in (2, 3, 4, 5)}  # these lists are held out as a whole
+WHOLE = {f"held-out-{n}": LISTS[n - 1] for n in (2, 3, 4, 5, 6)}  # held out as a whole
 SETS = (*HALVES, *WHOLE)
 JUDGED = {
     "working": "working",
@@ -55,7 +55,7 @@ JUDGED = {
     "held-out-3": "heldout3",
     "held-out-4": "heldout4",
     "held-out-5": "heldout5",
-}
+}  # heldout6 joins when HG210 and HG308 have been corrected on it: by the law they could not speak now
 TABLE = (ROOT / "benchmarks" / "lint_truth" / "README.md", "rules")
 ENOUGH, NEEDED = (
     5,

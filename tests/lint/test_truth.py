@@ -27,6 +27,7 @@ def test_judgements_have_a_verdict_and_a_reason_and_no_source() -> None:
         "heldout3-fresh",
         "heldout4",
         "heldout5",
+        "heldout6",
     ):
         rows = truth.judgements(name)
         assert rows, name

@@ -22,6 +22,7 @@ MISTAKES: list[tuple[str, ...]] = [
     (f"{COMPARE} --metric val_los", "Did you mean val_loss?"),
     (f"{COMPARE} --metric train --lower-is-better", "no run has a metric 'train'"),
     (f"{COMPARE} --metric epoch", "Add --higher-is-better or --lower-is-better."),
+    (f"{COMPARE} --metric val_loss --at first", "'first' is none of last, best, tail"),
     (f"{COMPARE} --metric val_loss --html gone/page.html", "the folder of gone/page.html"),
     ("doctor --precision fp8", "fp8"),
     (f"doctor --gpu T4 {JOBS}:t5", "--gpu"),

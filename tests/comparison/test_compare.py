@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from halfguard.comparison.compare import CompareOptions, LoggedComparison, compare
+from halfguard.comparison.logged_run import At
 from halfguard.errors import UsageError
 from halfguard.records.study import Comparison, VerdictLabel
 from halfguard.validation.spec import Thresholds
@@ -90,9 +91,10 @@ def test_a_run_that_ends_in_nan_fails_whatever_the_others_say(tmp_path: Path) ->
     fp32, fp16 = write_fp32_and_fp16(tmp_path, 0.0)
     shutil.rmtree(Path(fp16) / "version_3")
     write_csv(Path(fp16) / "version_3", [2.0, math.nan], hparams={"seed": 3})
-    found = only(run(fp32, fp16))
-    assert found.word is VerdictLabel.FAIL
-    assert found.broken == (3,)
+    for at in At:
+        found = only(run(fp32, fp16, at=at))
+        assert found.word is VerdictLabel.FAIL
+        assert found.broken == (3,)
     assert found.reason == "1 of 5 seeds broke where fp32 finished (seed 3: val_loss is nan)."
 
 
@@ -128,15 +130,18 @@ def test_pairs_of_different_length_are_refused_with_a_way_out(tmp_path: Path) ->
     write_csv(Path(fp16) / "version_2", [2.25], hparams={"seed": 2})
     with pytest.raises(UsageError, match=r"different steps \(seed 2: fp32 20, fp16 10") as refused:
         run(fp32, fp16)
-    assert "the same number of steps" in refused.value.cure
+    assert "--any-length" in refused.value.cure
+    assert only(run(fp32, fp16, any_length=True)).losses[2] == pytest.approx(1.35 / 1.006)
 
 
-def test_the_last_value_is_compared(tmp_path: Path) -> None:
+def test_which_value_is_compared(tmp_path: Path) -> None:
     for group in ("fp32", "fp16"):
         for seed in range(3):
-            write_csv(tmp_path / group / f"seed{seed}", [3.0, 0.5 + seed, 2.0, 1.5])
-    result = run(tmp_path / "fp32", tmp_path / "fp16")
-    assert [one.value for one in result.runs[:3]] == [1.5] * 3
+            values = [3.0, 0.5 + seed, *[2.0] * 6, 1.0, 1.5]
+            write_csv(tmp_path / group / f"seed{seed}", values)
+    places = tmp_path / "fp32", tmp_path / "fp16"
+    taken = {at: [one.value for one in run(*places, at=at).runs[:3]] for at in At}
+    assert taken == {At.LAST: [1.5] * 3, At.BEST: [0.5, 1.0, 1.0], At.TAIL: [1.25] * 3}
 
 
 def test_two_runs_with_one_seed_are_refused(tmp_path: Path) -> None:

@@ -355,12 +355,17 @@ def test_bfloat16_support_is_no_question_where_flash_attention_is_used() -> None
     assert codes(text, replace(HALF, needs_ampere=True)) == []
 
 
-def test_an_old_torch_keeps_its_names() -> None:
-    text = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"
-    found = lint_bytes(
-        text.encode(), "a.py", Settings(), all_rules(), Project(allows_old_torch=True)
-    )
-    assert [d.fix and d.fix.kind for d in found] == ["unsafe"]
+@each(
+    ("required", "kind"),
+    [("torch>=2.4", "safe"), ("torch>=1.8", "unsafe"), ("numpy", "unsafe"), ("torch==2.3", None)],
+)
+def test_names_are_only_replaced_where_the_required_torch_has_the_new_ones(
+    required: str, kind: str | None
+) -> None:
+    text = b"import torch\nscaler = torch.cuda.amp.GradScaler()\n"
+    files = [(Path("/p/requirements.txt"), required.encode()), (Path("/p/a.py"), text)]
+    found = lint_bytes(text, "/p/a.py", Settings(), all_rules(), read_project(files))
+    assert [d.fix and d.fix.kind for d in found] == ([kind] if kind else [])
 
 
 DEPRECATED = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"

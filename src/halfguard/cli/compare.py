@@ -29,6 +29,12 @@ def compare(
             help="Default: inferred from a name such as loss or accuracy.",
         ),
     ] = None,
+    at: Annotated[
+        str, typer.Option(help="Value of each run: last, best, or tail (mean of the last fifth).")
+    ] = "last",
+    any_length: Annotated[
+        bool, typer.Option("--any-length", help="Allow pairs that end at different steps.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Save the page as HTML, with curves.")] = None,
     markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Save the page as Markdown.")
@@ -50,8 +56,16 @@ def compare(
     with torch_needed("halfguard compare", extra="trackers"):
         from halfguard.comparison.compare import CompareOptions  # noqa: PLC0415
         from halfguard.comparison.compare import compare as compare_runs  # noqa: PLC0415
+        from halfguard.comparison.logged_run import At  # noqa: PLC0415
         from halfguard.comparison.page import comparison_page  # noqa: PLC0415
-    options = CompareOptions(metric=metric, higher_is_better=higher_is_better)
+    if at not in list(At):
+        raise typer.BadParameter(f"{at!r} is none of {', '.join(At)}", param_hint="--at")
+    options = CompareOptions(
+        metric=metric,
+        higher_is_better=higher_is_better,
+        at=At(at),
+        any_length=any_length,
+    )
     with progress("Reading the logs"):
         result, groups = compare_runs(places, options)
     page = comparison_page(result, groups)

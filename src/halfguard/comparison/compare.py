@@ -15,7 +15,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from halfguard.comparison.groups import GroupedRun, RunGroup, read_groups
-from halfguard.comparison.logged_run import guess_direction
+from halfguard.comparison.logged_run import At, guess_direction
 from halfguard.errors import UsageError
 from halfguard.records.base import FloatRecordPart, Record
 from halfguard.records.study import RunResult, Study, Verdict
@@ -30,10 +30,12 @@ _ANSWERED = ("baseline", "paired", "quality")  # what a log can answer of valida
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """The question: which metric, whose last value is compared, and how much of it may be lost."""
+    """The question: which metric, which of its values, and how much of it may be lost."""
 
     metric: str
     higher_is_better: bool | None = None  # None: told by the metric's name
+    at: At = At.LAST
+    any_length: bool = False  # allow pairs that end at different steps
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
@@ -47,7 +49,7 @@ class ComparedRun(FloatRecordPart):
     seed: int | None = None
     seed_source: str = Field(default="", description="where the seed was found")
     paired: bool = Field(default=False, description="another side has a run with this seed")
-    value: float | None = Field(default=None, description="last; None if the metric was not logged")
+    value: float | None = Field(default=None, description="None if the metric was not logged")
     last_step: int | None = Field(default=None, description="of the metric")
     values: int = Field(default=0, description="how often the metric was logged")
     nonfinite: int = Field(default=0, description="how many of them are NaN or infinite")
@@ -59,6 +61,7 @@ class LoggedComparison(Record):
 
     kind: ClassVar[str] = "comparison"
 
+    at: str = Field(description="which value of each run was compared: last, best or tail")
     verdict: Verdict
     runs: tuple[ComparedRun, ...]
 
@@ -89,12 +92,13 @@ def judge_groups(
     seeds = sorted({seed for one in by_seed[1:] for seed in one if seed in by_seed[0]})
     names = [group.name for group in groups]
     runs = [
-        _run_result(name, seed, one[seed], metric)
+        _run_result(name, seed, one[seed], metric, options.at)
         for name, one in zip(names, by_seed, strict=True)
         for seed in seeds
         if seed in one
     ]
-    _raise_if_lengths_differ(names, by_seed, seeds, metric)
+    if not options.any_length:
+        _raise_if_lengths_differ(names, by_seed, seeds, metric)
     study = Study(
         name=f"{metric.name} of {', '.join(names[1:])} against {names[0]}",
         spec={
@@ -107,11 +111,13 @@ def judge_groups(
         runs=tuple(runs),
     )
     verdict = _for_logs(judge(study), groups, seeds, metric)
-    compared = tuple(_compared(group, seeds, metric) for group in groups)
-    return LoggedComparison(verdict=verdict, runs=tuple(run for one in compared for run in one))
+    compared = tuple(_compared(group, seeds, metric, options.at) for group in groups)
+    return LoggedComparison(
+        at=options.at, verdict=verdict, runs=tuple(run for one in compared for run in one)
+    )
 
 
-def _run_result(group: str, seed: int, run: GroupedRun, metric: Metric) -> RunResult:
+def _run_result(group: str, seed: int, run: GroupedRun, metric: Metric, at: At) -> RunResult:
     """Return a run as ``validate`` would have recorded it."""
     log, series = run.log, run.series
     if log.unfinished is not None:  # no steps and no environment: nothing is claimed about it
@@ -126,7 +132,7 @@ def _run_result(group: str, seed: int, run: GroupedRun, metric: Metric) -> RunRe
     }
     failure = log.failure
     if series is not None:
-        last[metric.name] = series.values[-1]
+        last[metric.name] = series.take(at, higher_is_better=metric.higher_is_better)
     elif failure is None:
         failure = f"it logged no {metric.name}"
     return RunResult(
@@ -184,10 +190,13 @@ def _notes(groups: Sequence[RunGroup], seeds: Sequence[int], metric: Metric) -> 
             yield f"{group.name}: logs of {tracker} were not read; its package is not installed ({pip})."
 
 
-def _compared(group: RunGroup, seeds: Sequence[int], metric: Metric) -> Iterator[ComparedRun]:
+def _compared(
+    group: RunGroup, seeds: Sequence[int], metric: Metric, at: At
+) -> Iterator[ComparedRun]:
     for run in group.runs:
         series, seed = run.series, run.seed
         missing = None if series is not None else f"it logged no {metric.name}"
+        better = metric.higher_is_better
         yield ComparedRun(
             group=group.name,
             place=run.log.place,
@@ -196,7 +205,7 @@ def _compared(group: RunGroup, seeds: Sequence[int], metric: Metric) -> Iterator
             seed=seed.value if seed else None,
             seed_source=seed.source if seed else "",
             paired=seed is not None and seed.value in seeds,
-            value=series.values[-1] if series else None,
+            value=series.take(at, higher_is_better=better) if series else None,
             last_step=series.steps[-1] if series else None,
             values=len(series.values) if series else 0,
             nonfinite=series.nonfinite if series else 0,
@@ -236,7 +245,7 @@ def _raise_if_lengths_differ(
         raise UsageError(
             f"Runs with one seed log {metric.name} up to different steps ({listed}). A verdict on them would "
             "compare the length of training, not only its precision.",
-            cure="Train both sides of a pair for the same number of steps, without early stopping.",
+            cure="If the runs ended as intended (early stopping), add --any-length.",
         )
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from halfguard.errors import UsageError
@@ -18,6 +19,15 @@ _HIGHER = {
     "acc", "accuracy", "f1", "auc", "auroc", "map", "iou", "miou", "dice", "recall", "bleu", "rouge", "ndcg",
     "mrr", "hmean", "psnr", "ssim", "r2", "reward", "top1", "top5",
 }  # fmt: skip
+_TAIL = 0.2  # the share of a run that "tail" takes, as validate does for a training loss
+
+
+class At(StrEnum):
+    """Which of the logged values is compared."""
+
+    LAST = "last"
+    BEST = "best"
+    TAIL = "tail"
 
 
 @dataclass
@@ -31,6 +41,20 @@ class Series:
         """Return the values by ascending step; values of one step stay in their order."""
         pairs = sorted(zip(self.steps, self.values, strict=True), key=lambda pair: pair[0])
         return Series([step for step, _ in pairs], [value for _, value in pairs])
+
+    def take(self, at: At, *, higher_is_better: bool) -> float:
+        """Return the value of the run; the values are ordered by step.
+
+        A run that ends with a non-finite value has that value, whatever was logged before: it diverged.
+        """
+        last = self.values[-1]
+        if at is At.LAST or not math.isfinite(last):
+            return last
+        if at is At.TAIL:
+            tail = self.values[-max(1, round(_TAIL * len(self.values))) :]
+            return sum(tail) / len(tail)
+        finite = [value for value in self.values if math.isfinite(value)]
+        return max(finite) if higher_is_better else min(finite)
 
     @property
     def nonfinite(self) -> int:

@@ -14,6 +14,11 @@ from halfguard.report.study import checklist_table, outcome_title, verdict_secti
 from halfguard.report.svg import percent_label
 
 _ROWS = 400  # runs that are listed one by one
+_VALUES = {
+    "last": "the last value of each run",
+    "best": "the best value of each run",
+    "tail": "the mean of the last fifth of each run's values",
+}
 
 
 def comparison_page(comparison: LoggedComparison, groups: Sequence[RunGroup]) -> Page:
@@ -36,7 +41,7 @@ def _question(comparison: LoggedComparison) -> Iterator[Block]:
     yield Heading("What was asked")
     yield Text(
         [
-            "Does ", Mono(verdict.metric), f" ({better} is better; the last value of each run) stay within ",
+            "Does ", Mono(verdict.metric), f" ({better} is better; {_VALUES[comparison.at]}) stay within ",
             f"{percent_label(verdict.passing)} of ", Mono(verdict.baseline),
             f"? Up to {percent_label(verdict.marginal)} is marginal, more is a failure. ",
             f"PASS, MARGINAL and FAIL are each wrong at most {percent_label(verdict.level)} of the time, if ",

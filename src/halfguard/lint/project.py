@@ -83,7 +83,7 @@ class Project:
     casting_losses: bool = False  # loss functions cast their inputs themselves
     needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
     pins: tuple[tuple[str, Version], ...] = ()  # folders, and the torch that their code requires
-    allows_old_torch: bool = False  # requirements allow one without torch.amp.GradScaler
+    has_new_names: bool = False  # every torch that is required has torch.amp.GradScaler
     called_in_half: frozenset[str] = frozenset()  # files that one which trains in float16 imports
     never_on: frozenset[str] = frozenset()  # switches of mixed precision that nothing turns on
     copies: frozenset[str] = frozenset()  # folders with a library that the project does not package
@@ -171,10 +171,10 @@ def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
         for path, version, is_least in required
         if not is_least
     )
-    old = any(is_least and version < WITH_NEW_NAMES for _, version, is_least in required)
+    new = bool(required) and all(version >= WITH_NEW_NAMES for _, version, _ in required)
     return Project(
         lone=False, called_in_half=called, resumes=resumes, never_on=never_on, pins=pins,
-        allows_old_torch=old, copies=_copies(contents), **dict.fromkeys(found - {"half"}, True),
+        has_new_names=new, copies=_copies(contents), **dict.fromkeys(found - {"half"}, True),
     )  # fmt: skip
 
 

@@ -75,7 +75,8 @@ def _modern(file: PythonFile, call: ast.Call, begin: str, positions: tuple[str, 
     for keyword in call.keywords:
         value = file.text(keyword.value)
         kept.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
-    kind: FixKind = "unsafe" if file.project.allows_old_torch else "safe"
+    is_new = file.project.lone or file.project.has_new_names
+    kind: FixKind = "safe" if is_new else "unsafe"
     return file.fix(kind, lambda source: source.replace(call, ", ".join((begin, *kept)) + ")"))
 
 

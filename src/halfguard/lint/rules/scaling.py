@@ -240,6 +240,8 @@ def check_unscaled(file: PythonFile) -> Iterator[Match]:
             names = parameter_names(function) if function else []
             if isinstance(loss, ast.Name) and loss.id in names:
                 continue  # its caller may have scaled it
+            if loss is not None and re.search(r"\.scale\(", ast.unparse(loss)):
+                continue  # inside of another call: cast(Tensor, scaler.scale(loss))
             fix: Fix | None = None
             call = scaler_step.node
             if function is file.function_of(call) and isinstance(call, ast.Call):

@@ -35,6 +35,23 @@ def test_an_audit_that_fails_is_told(first: str, audit: PassResult, told: str) -
     assert told in " ".join(answer.notes)
 
 
+@pytest.mark.parametrize(("seconds", "noted"), [(59.0, 0), (61.0, 2)])
+def test_a_long_run_is_no_proof_that_it_learns(seconds: float, noted: int) -> None:
+    sure = Misused(kind="clipped", sentence="It clips scaled gradients.")
+    lost = Misused(kind="lost updates", sentence="Updates round to 0.", unsure=True)
+    answer = answer_good_run(
+        Target(name="train.py"),
+        PassResult(ended="finished", backward=9, seconds=seconds),
+        PassResult(ended="steps", misuse=(sure, lost, lost)),
+        (),
+        proven=Proven(),
+        log="",
+        shared=(),
+    )
+    assert len(answer.notes) == noted
+    assert ("Not tested: Updates round to 0." in answer.notes) is bool(noted)
+
+
 @pytest.mark.parametrize(
     ("regions", "weights", "seen", "named"),
     [

@@ -211,7 +211,7 @@ def answer_good_run(
 
 
 def _audit_notes(first: PassResult, inspected: PassResult | None) -> Iterator[str]:
-    """Tell that an audit has failed, unless the script fails by itself."""
+    """Yield what was left out: an audit that failed (not by the script itself), and tests of long runs."""
     if inspected is None or inspected.ended == "interrupted" or first.error:
         return
     error = inspected.error or ("its process died" if inspected.ended == "died" else "")
@@ -220,9 +220,13 @@ def _audit_notes(first: PassResult, inspected: PassResult | None) -> Iterator[st
             f"The audit of a few steps failed ({error[:_LONGEST]}), so swallowed overflow, lost updates and "
             "small gradients may have been missed."
         )
-    for one in inspected.misuse:
-        if one.kind == "lost digits" and first.seconds > SOON_SECONDS:
-            yield f"{one.sentence} The run is too long to test whether it learns less than in FP32."
+    if first.seconds > SOON_SECONDS:
+        yield (
+            f"The script ran for {first.seconds:.0f} s. Whether it learns as well as in FP32 is tested only "
+            f"for a script that ends within {SOON_SECONDS:.0f} s."
+        )
+        unsure = (one.sentence for one in (*first.misuse, *inspected.misuse) if one.unsure)
+        yield from (f"Not tested: {sentence}" for sentence in dict.fromkeys(unsure))
 
 
 def _headroom(found: Headroom | None, inspected: PassResult | None) -> str:

@@ -273,7 +273,7 @@ def _trial(trials: tuple[TrialResult, ...], kind: str) -> TrialResult | None:
 def _rewritten(result: TrialResult) -> Cure:
     return Cure(
         what="operation",
-        sentence=f"{result.rewrite} A part of it leaves the range before the whole is computed.",
+        sentence=f"{result.rewrite} It computes the result without the intermediate values.",
         trial=result.trial.name,
         patch=result.patch,
         code=next((code for text, code in _COMPOSED.items() if text in result.rewrite), ""),

@@ -145,8 +145,8 @@ def _rewritten(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
     texts = "; ".join(dict.fromkeys(one.composition.text for one in used))
     yield Candidate(
         what="operation",
-        sentence=f"At {places} write {texts}. A part of it leaves the range of half before the whole is "
-        "computed, and no change of a single operation brings its gradient back.",
+        sentence=f"At {places} write {texts}. It computes the result without intermediate values; no change "
+        "of a single operation brings its gradient back.",
         trial=trial,
         patch=patch,
     )

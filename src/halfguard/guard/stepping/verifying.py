@@ -18,6 +18,7 @@ from halfguard.guard.step_batches import MicroBatch, StepBatches
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.numerics.checksum import checksums
 from halfguard.step.random_state import preserved_random_state
+from halfguard.tracing.audit import restored_gradients
 
 _LossOf = Callable[[MicroBatch, Any], Tensor]
 
@@ -49,16 +50,10 @@ def _sums(stepper: Stepper, loss: Tensor | None) -> Tensor:
 
 def _repeated(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> Tensor:
     """Return the checksums of another run of the step, which leaves no trace."""
-    kept = [(parameter, parameter.grad) for parameter in stepper.model.parameters()]
     with ExitStack() as stack:
         stack.enter_context(preserved_random_state())
         stack.enter_context(stepper.step_state.preserved())
         for micro in batches.micro_batches:
             stack.enter_context(micro.as_given())
-        for parameter, _ in kept:
-            parameter.grad = None
-        try:
-            return _sums(stepper, stepper.run_again(batches, loss_of))
-        finally:
-            for parameter, gradient in kept:
-                parameter.grad = gradient
+        stack.enter_context(restored_gradients(stepper.model))
+        return _sums(stepper, stepper.run_again(batches, loss_of))

@@ -459,14 +459,23 @@ class Stepper:
         return part.detach()
 
     def run_again(
-        self, batches: StepBatches, loss_of: Callable[[MicroBatch, Any], Tensor]
+        self,
+        batches: StepBatches,
+        loss_of: Callable[[MicroBatch, Any], Tensor],
+        *,
+        holds_back: bool = True,
     ) -> Tensor:
-        """Run the passes of a step from its beginning, in its own precision; return its loss."""
+        """Run the passes of a step from its beginning, in its own precision; return its loss.
+
+        Without ``holds_back``, FSDP2 reduces the gradients of each micro-batch, so that none is left behind
+        if a pass raises.
+        """
         self._restore()
         count, losses, scale = len(batches.micro_batches), [], self.scaler._get_scale_async()
         for index, micro in enumerate(batches.micro_batches):
             micro.restore()
-            with self._wrappers.defer_gradient_sync(self._holds_back(index, count)):
+            held_back = holds_back and self._holds_back(index, count)
+            with self._wrappers.defer_gradient_sync(held_back):
                 loss = loss_of(micro, copy_containers(micro.batch))
                 part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
                 losses.append(part.detach())

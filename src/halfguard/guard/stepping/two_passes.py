@@ -14,7 +14,7 @@ from torch import Tensor
 
 from halfguard.dist.collectives import all_agree, run_on_all
 from halfguard.dist.wrapping import sharded_modules, unreduced_gradients
-from halfguard.guard.step_batches import MicroBatch, StepBatches, copy_containers
+from halfguard.guard.step_batches import MicroBatch, StepBatches
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.numerics.finite import all_finite
 from halfguard.precision.modes import eagerly, has_compiled
@@ -87,21 +87,14 @@ def run_as_it_was(
 
 
 def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> tuple[ValuesRead, bool]:
-    """Return what a pass reads, and whether its losses and gradients are finite."""
+    """Return what a pass reads, and whether its loss and gradients are finite."""
     values = ValuesRead(weights=not sharded_modules(stepper.model))
-    losses: list[Tensor] = []
-    with (
-        stepper.leaving_no_trace(),
-        unreduced_gradients(stepper.model),
-        eagerly(),
-    ):
-        for micro in batches.micro_batches:
-            micro.restore()
-            with values:
-                loss = loss_of(micro, copy_containers(micro.batch))
-            part = loss / stepper.config.accumulate if stepper.config.accumulate > 1 else loss
-            losses.append(part.detach())
-            scaled = part * stepper.scaler.get_scale()
-            scaled.backward()  # type: ignore[no-untyped-call]
-        is_finite = all_finite([*losses, *stepper.local_gradients()])
+
+    def reading(micro: MicroBatch, batch: Any) -> Tensor:
+        with values:
+            return loss_of(micro, batch)
+
+    with stepper.leaving_no_trace(), unreduced_gradients(stepper.model), eagerly():
+        loss = stepper.run_again(batches, reading, holds_back=False)
+        is_finite = all_finite([loss, *stepper.local_gradients()])
     return values, is_finite

@@ -64,8 +64,9 @@ class RunHealth:
                 self._applied -= self._recent[0]
             self._recent.append(applied)
             self._applied += applied
-        self._repeated.append(action is Action.RETRY)
-        few = self._applies_too_few or self._repeats_too_many
+        is_repeat = action is Action.RETRY
+        self._repeated.append(is_repeat)
+        few = self._applies_too_few or (is_repeat and self._repeats_too_many)
         return self._new(scale) if few or self._zeros >= ZERO_STEPS or self.is_low(scale) else {}
 
     def is_low(self, scale: float) -> bool:

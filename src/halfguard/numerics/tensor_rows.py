@@ -23,6 +23,7 @@ from halfguard.errors import UsageError
 
 ROW_LENGTH = 256
 PASS_ELEMENTS = 1 << 24
+_PART = 2**18  # elements that ``iter_parts`` yields at a time
 
 
 class TensorRows(NamedTuple):
@@ -82,6 +83,11 @@ def local_tensor(tensor: Tensor) -> Tensor:
     # Looked up by name, since only halfguard.dist may import torch.distributed.
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
+
+
+def iter_parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield tensors of one size part by part, flattened: what is computed from a part takes little memory."""
+    yield from zip(*(tensor.reshape(-1).split(_PART) for tensor in tensors), strict=True)  # type: ignore[no-untyped-call]
 
 
 def iter_passes(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import UsageError
+from halfguard.numerics.tensor_rows import iter_parts, local_tensor, statistics_dtype
 from halfguard.records.audit import AuditReport, Use
 from halfguard.step.loss import find_loss
 from halfguard.step.random_state import preserved_random_state
@@ -51,7 +52,6 @@ LIMIT = (
     0.02  # relative error of the loss, or of all gradients together, from which a flag is a finding
 )
 MAX_BYTES = 2**31  # of shadows
-_PART = 2**18  # elements of a gradient that are judged at a time, to save memory
 
 
 def audit(
@@ -148,6 +148,16 @@ def _use(parts: set[str], *, unknown: bool) -> Use:
     return "loss" if "loss" in parts else "gradients"
 
 
+def _square_sum(grad: Tensor) -> float:
+    """Return the sum of squares of a gradient, of what is finite in it."""
+    return sum(float(_finite_squares(part)) for (part,) in iter_parts(grad))
+
+
+def _finite_squares(part: Tensor) -> Tensor:
+    wide = part.to(statistics_dtype(part.device))
+    return wide.nan_to_num(0.0, 0.0, 0.0).square_().sum()
+
+
 def _squares(grad: Tensor, right: Tensor, *, only_finite: bool) -> tuple[float, float]:
     """Return the sums of squares of a gradient in FP32, and of its error in half.
 
@@ -155,12 +165,12 @@ def _squares(grad: Tensor, right: Tensor, *, only_finite: bool) -> tuple[float, 
     which is a matter of the loss scale.
     """
     size = error = 0.0
-    parts = zip(grad.reshape(-1).split(_PART), right.reshape(-1).split(_PART), strict=True)  # type: ignore[no-untyped-call]
-    for part, right_part in parts:
-        wide = right_part.double()
+    for part, right_part in iter_parts(grad, right):
+        wide = right_part.to(statistics_dtype(part.device))
         counted = wide.isfinite() & part.isfinite() if only_finite else wide.isfinite()
-        size += wide.nan_to_num(0.0, 0.0, 0.0).square_().sum().item()
-        error += torch.where(counted, part - wide, 0.0).square_().sum().item()
+        wrong = torch.where(counted, part - wide, 0.0).square_().sum()
+        sums = torch.stack([_finite_squares(wide), wrong]).tolist()  # one read
+        size, error = size + sums[0], error + sums[1]
     return size, error
 
 
@@ -171,14 +181,15 @@ def _gradients(watch: ShadowWatch, model: nn.Module) -> tuple[float, frozenset[i
         grad = parameter.grad
         if grad is None or grad.is_sparse:
             continue
-        to_local = getattr(grad, "to_local", None)  # the shard of a DTensor
-        local: Tensor = grad if to_local is None else to_local()
-        sources = watch.shadows.sources(local) if watch.shadows.has(local) else frozenset[int]()
+        local = local_tensor(grad)
+        if not watch.shadows.has(local):
+            total += _square_sum(local)
+            continue
+        sources = watch.shadows.sources(local)
         only_backward = all(watch.flags[index].first.phase == "backward" for index in sources)
         size, error = _squares(local, watch.shadows.read(local), only_finite=only_backward)
         total += size
-        if watch.shadows.has(local):
-            errors.append((error if isfinite(error) else inf, sources))
+        errors.append((error if isfinite(error) else inf, sources))
     wrong = sum(error for error, _ in errors)
     most = [sources for error, sources in errors if error >= 0.01 * wrong or error == inf]
     return _relative(wrong**0.5, total**0.5), frozenset[int]().union(*most)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from halfguard.numerics.tensor_rows import iter_parts
 from halfguard.records.autopsy import Culprit, TensorRange
 
 # Operations that write a given constant. An infinity from one of them is intended, such as a mask.
@@ -32,7 +33,6 @@ MOVES = frozenset({
     "max_pool2d_with_indices", "amax", "amin", "topk", "sort", "clamp", "clamp_min", "clamp_max",
     "neg", "abs",
 })  # fmt: skip
-_PART = 2**18  # elements of a tensor that are measured at a time, to save memory
 # Uninitialized memory may hold any number.
 UNWRITTEN = frozenset(
     {
@@ -134,7 +134,7 @@ def _ends(tensor: Tensor) -> list[float]:
 def measure_range(name: str, tensor: Tensor) -> TensorRange:
     """Read a tensor's range on the host; magnitudes if it is complex."""
     low, high, counts = math.inf, -math.inf, [0, 0, 0]
-    for part in tensor.detach().reshape(-1).split(_PART):  # type: ignore[no-untyped-call]
+    for (part,) in iter_parts(tensor.detach()):
         values = (part.abs() if part.is_complex() else part).float()
         finite = values[torch.isfinite(values)]
         if finite.numel():

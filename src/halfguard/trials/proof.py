@@ -26,7 +26,7 @@ from halfguard.dist.collectives import (
     broadcast_object,
     run_on_all,
 )
-from halfguard.numerics.tensor_rows import statistics_dtype
+from halfguard.numerics.tensor_rows import iter_parts, statistics_dtype
 from halfguard.records.audit import AuditReport
 from halfguard.tracing.audit import audit
 from halfguard.tracing.first_nonfinite import find_first_nonfinite
@@ -36,7 +36,6 @@ from halfguard.trials.runner import Runner, TrialGradients
 
 TOLERANCE = 0.1  # relative; half alone gives a few percent where gradients are tiny
 _MARGIN = 2.0  # half rounds inputs and results as well, not only weights
-_PART = 2**18  # elements of a gradient that are compared at a time, to save memory
 _FACTOR = 16.0  # by which the loss scale falls if gradients overflow
 
 T = TypeVar("T")
@@ -157,12 +156,11 @@ def squared_difference(
         if right is None:
             continue
         device = right.device if value is None else value.device
-        flat, other = right.reshape(-1), None if value is None else value.reshape(-1)
-        for at in range(0, right.numel(), _PART):
-            wide = flat[at : at + _PART].to(device, statistics_dtype(device), copy=True)
+        for part, *other in iter_parts(right, *(() if value is None else (value,))):
+            wide = part.to(device, statistics_dtype(device), copy=True)
             size += float(wide.square().sum())
-            if other is not None:
-                wide.sub_(other[at : at + _PART])
+            if other:
+                wide.sub_(other[0])
             apart += float(wide.square_().sum())
     return [apart, size]
 

@@ -188,9 +188,14 @@ def get(name: str) -> Format:
     return found
 
 
+def dtype_name(dtype: object) -> str:
+    """Return ``"float16"`` for ``torch.float16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def for_dtype(dtype: object) -> Format:
     """Return the format of a torch dtype, given as dtype or by name with or without ``torch.``."""
-    found = _BY_DTYPE.get(str(dtype).removeprefix("torch."))
+    found = _BY_DTYPE.get(dtype_name(dtype))
     if found is None:
         raise UsageError(
             f"halfguard has no format for the dtype {dtype}.",

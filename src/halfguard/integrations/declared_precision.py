@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from halfguard.dist.collectives import rank
 from halfguard.dist.sharded_dtypes import sharded_dtypes
 from halfguard.errors import UsageError
+from halfguard.formats import dtype_name
 from halfguard.precision.declared_dtypes import declared_differences
-from halfguard.precision.modes import dtype_name
 from halfguard.precision_names import PrecisionName
 
 logger = logging.getLogger("halfguard")

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.utils.weak import WeakIdKeyDictionary
 
+from halfguard.formats import dtype_name
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.bus import BackwardCall, HookBus
 from halfguard.investigation.misuse import Crash
@@ -441,7 +442,7 @@ class RoundedPositions(Detector):
             return
         whole = not numbers.is_floating_point() and not numbers.is_complex()
         if whole and out.dtype in HALF_DTYPES and self._collide(numbers, out):
-            self._place, self._dtype = user_place(), str(out.dtype).removeprefix("torch.")
+            self._place, self._dtype = user_place(), dtype_name(out.dtype)
 
     def _collide(self, numbers: Tensor, out: Tensor) -> bool:
         if numbers.dim() != 1 or numbers.numel() < self._FEWEST or numbers.dtype == torch.bool:
@@ -489,7 +490,7 @@ class LostUpdates(Detector):
                 if parameter.dtype in HALF_DTYPES and parameter.grad is not None and room > 0:
                     has_gradient = parameter.grad.to_dense() != 0
                     self._before.append((parameter, parameter.detach().clone(), has_gradient))
-                    self._dtype = str(parameter.dtype).removeprefix("torch.")
+                    self._dtype = dtype_name(parameter.dtype)
 
     def on_stepped(self, _optimizer: Any) -> None:
         if not self._before:

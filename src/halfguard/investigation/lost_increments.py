@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from halfguard.formats import dtype_name
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.bus import HookBus
 from halfguard.investigation.detectors import OFTEN, Detector
@@ -181,7 +182,7 @@ class LostIncrements(Detector, TorchDispatchMode):  # type: ignore[no-untyped-ca
                 stuck = sum(one.stuck() for one in tensors)
                 if stuck < self._MANY * count:
                     continue
-                dtype = str(tensors[0].tensor.dtype).removeprefix("torch.")
+                dtype = dtype_name(tensors[0].tensor.dtype)
                 passes = max(one.ended - one.begun for one in tensors)
                 yield Misused(
                     kind="lost increments",

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from halfguard.formats import dtype_name
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.passes import Made, Misused, PassPlan, Place, SubmodulePlace
 from halfguard.precision.modes import HALF_DTYPES
@@ -50,7 +51,7 @@ def _makes(frame: FrameType, made: Any) -> bool:
 
 
 def _common_dtype(tensors: list[torch.Tensor]) -> str:
-    dtypes = {str(one.dtype).removeprefix("torch.") for one in tensors}
+    dtypes = {dtype_name(one.dtype) for one in tensors}
     return dtypes.pop() if len(dtypes) == 1 else ""
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.dist.collectives import world_size
+from halfguard.formats import dtype_name
 from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
 from halfguard.investigation.held_step import HeldProcess, HeldStep, Snapshot, running_frames
 from halfguard.investigation.made_places import MadePlaces
@@ -198,7 +199,7 @@ class Tracking(Approach):
             self._before = Snapshot.take(self.bus, root, self._random)
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
-                self._autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+                self._autocast = dtype_name(torch.get_autocast_dtype(device))
         if root in self._registered:
             return
         self._registered[root] = True
@@ -211,7 +212,7 @@ class Tracking(Approach):
                 known = self._watch.origins.get(tensor) is not None
                 if known or tensor.untyped_storage()._cdata not in storages:
                     continue
-                dtype = str(tensor.dtype).removeprefix("torch.")
+                dtype = dtype_name(tensor.dtype)
                 culprit = Culprit(kind, "", "forward", None, "", 0, "", name=name, dtype=dtype)
                 mask = kind == "buffer" and not bool((tensor.isnan() | tensor.isposinf()).any())
                 self._watch.origins.put(tensor, self._watch.origins.new(culprit, intended=mask))

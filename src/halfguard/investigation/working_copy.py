@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from halfguard.formats import dtype_name
 from halfguard.investigation.passes import PassPlan
 
 _LARGE = 8 * 2**20  # bytes of a file that is linked
@@ -260,7 +261,7 @@ class Surroundings:
 
     def on_autocast_entered(self, region: Any) -> None:
         if region._enabled:
-            dtype = str(region.fast_dtype).removeprefix("torch.")
+            dtype = dtype_name(region.fast_dtype)
             self._regions.setdefault(f"{region.device} {dtype}")
 
 

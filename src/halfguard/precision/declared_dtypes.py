@@ -16,8 +16,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from halfguard.dist.sharded_dtypes import ShardedDtypes, sharded_dtypes
+from halfguard.formats import dtype_name
 from halfguard.precision.islands import is_fp32_island
-from halfguard.precision.modes import HALF_DTYPES, autocast_dtype, dtype_name
+from halfguard.precision.modes import HALF_DTYPES, autocast_dtype
 from halfguard.precision_names import Precision
 
 _KEPT = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")  # of transformers' models

@@ -29,11 +29,6 @@ _AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
 }
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return ``"float16"`` for ``torch.float16``."""
-    return str(dtype).removeprefix("torch.")
-
-
 def weights_dtype(precision: Precision) -> torch.dtype:
     """Return the dtype in which the model's parameters are stored."""
     return torch.float16 if precision.needs_master_weights else torch.float32

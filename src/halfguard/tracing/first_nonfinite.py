@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from halfguard.formats import dtype_name
 from halfguard.records.autopsy import Culprit, CulpritKind, TensorRange
 from halfguard.tracing import origins as known
 from halfguard.tracing.audit import LIMIT, MAX_BYTES, judge, restored, run_step
@@ -247,7 +248,7 @@ def _register(model: nn.Module, origins: Origins) -> None:
     residents += [("buffer", *item) for item in model.named_buffers()]
     for kind, name, tensor in residents:
         if can_check(tensor) and not is_finite(tensor):
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = dtype_name(tensor.dtype)
             culprit = Culprit(kind, "", "forward", None, "", 0, "", name=name, dtype=dtype)
             mask = kind == "buffer" and bool((tensor.isfinite() | tensor.isneginf()).all())
             origins.put(tensor, origins.new(culprit, intended=mask))

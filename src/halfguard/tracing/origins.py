@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from halfguard.formats import dtype_name
 from halfguard.numerics.tensor_rows import iter_parts
 from halfguard.records.autopsy import Culprit, TensorRange
 
@@ -147,7 +148,7 @@ def measure_range(name: str, tensor: Tensor) -> TensorRange:
     return TensorRange(
         name=name,
         shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=dtype_name(tensor.dtype),
         low=low,
         high=high,
         nan=counts[0],

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import UsageError
+from halfguard.formats import dtype_name
 from halfguard.records.rounding import (
     Effect,
     LineInFloat,
@@ -181,7 +182,7 @@ def attribute(step: TapedStep, dtype: torch.dtype, *, same_branches: bool = True
     judgement = _Judgement(step, torch.finfo(dtype).eps / 2, loss_error, apart, size)
     rows = sorted((_line(key, one) for key, one in lines.items()), key=judgement.size, reverse=True)
     return RoundingReport(
-        precision=str(dtype).removeprefix("torch."),
+        precision=dtype_name(dtype),
         loss=float(step.loss.wide),
         loss_error=loss_error,
         loss_predicted=sum(row.loss for row in rows),

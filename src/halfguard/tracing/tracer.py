@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.errors import UsageError
+from halfguard.formats import dtype_name
 from halfguard.numerics.histogram import BINS, INFINITE, NAN, ZERO, bin_index, histogram
 from halfguard.numerics.tensor_rows import statistics_dtype
 from halfguard.records.ranges import LayerStats, TensorPlace, TraceStep
@@ -120,7 +121,7 @@ def _merge(rows: list[TensorStatistics], numbers: list[list[float]]) -> LayerSta
         module=module,
         place=place,
         name=name,
-        dtype=str(rows[-1].dtype).removeprefix("torch."),
+        dtype=dtype_name(rows[-1].dtype),
         numel=sum(row.numel for row in rows),
         calls=calls,
         low=-_largest(-line[0] for line in numbers),

@@ -10,7 +10,7 @@ from halfguard.diagnosis.model.forward import ObservedForward, Product
 from halfguard.diagnosis.model.measured_precision import describe_module, measure_precision
 from halfguard.diagnosis.model.training_setup import TrainingSetup, join_names
 from halfguard.errors import UsageError
-from halfguard.precision.modes import dtype_name
+from halfguard.formats import dtype_name
 from halfguard.records.diagnosis import EffectivePrecision
 
 # Other names that frameworks and people use for each precision.

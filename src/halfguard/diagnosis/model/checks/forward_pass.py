@@ -12,7 +12,8 @@ from halfguard.diagnosis.model.measured_precision import (
 )
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.diagnosis.model.updates import MUCH, lost_share
-from halfguard.precision.modes import HALF_DTYPES, dtype_name
+from halfguard.formats import dtype_name
+from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.finding import Finding
 
 

@@ -18,7 +18,8 @@ from halfguard.diagnosis.model.training_setup import (
     join_names,
 )
 from halfguard.diagnosis.model.updates import MUCH, lost_share, needs_gradients
-from halfguard.precision.modes import HALF_DTYPES, dtype_name
+from halfguard.formats import dtype_name
+from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.finding import Finding
 
 _MOST = 0.5  # of the gradients that are not 0

@@ -13,6 +13,7 @@ from halfguard.diagnosis.model.repeats import (
     repeat_forward,
 )
 from halfguard.diagnosis.model.training_setup import TrainingSetup
+from halfguard.formats import dtype_name
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.records.autopsy import Culprit
 from halfguard.records.finding import Finding
@@ -137,7 +138,7 @@ def check_hg601_on_cuda(setup: TrainingSetup) -> Iterator[Finding]:
     if dtype is None or bad_result(named_results(setup.forward.result)) is not None:
         return
     again = repeat_forward(setup, emulate_autocast("cuda", dtype=dtype))
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     if "autocast" in again.error:  # other errors: the CPU may lack a kernel that the GPU has
         yield Finding(
             code="HG601",

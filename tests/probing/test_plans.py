@@ -26,12 +26,12 @@ EXPECTED = {  # modules, with a star if they are rescaled, and lines
     "attention": {ATTENTION},
     "rms_norm": {"1"},
     "logits": {"*head"},
-    "graph": {"return total.index_add(1, self.target, message) / self.degree"},
+    "graph": {"message = self.message(x)[:, self.source]"},  # its backward pass adds up in half
     "detector": {"return torch.exp(size).to(size.dtype)"},
     "deep_residual": {"*layers.*"},
     "router": {"square = score * score + self.floor"},
     "vae": {"8"},
-    "transformer": {"*blocks.3.wo", f"*{ATTENTION}"},
+    "transformer": {"*blocks.3.wo", ATTENTION},
 }
 
 
@@ -65,7 +65,8 @@ def test_the_plan_is_minimal_follows_fp32_and_is_found_in_few_trials(name: str) 
     verdicts = {frozenset(map(named, trial.islands)): trial.passed for trial in seen}
     everything = frozenset(map(named, islands))
     assert verdicts[everything]
-    assert not any(verdicts[everything - {island}] for island in everything)
+    digits = {named(island) for island in islands if "lost accuracy" in island.reason}
+    assert not any(verdicts[everything - {island}] for island in everything - digits)
     assert all(island.reason.startswith("Without it ") for island in islands)
     after = workload.model.parameters()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -90,6 +91,23 @@ def test_a_healthy_model_needs_no_island_and_one_trial(seed: object) -> None:
     assert found.islands == ()
     assert found.evidence.trials == 1
     assert found.loss_scale.low <= found.loss_scale.best <= found.loss_scale.high
+
+
+class Spread(nn.Module):
+    """Variance by moments: the difference of two squares that are nearly equal."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.to(torch.bfloat16) + 20
+        moments = (y * y).mean(-1, keepdim=True) - y.mean(-1, keepdim=True).square()
+        return x * moments.float()
+
+
+def test_a_line_that_loses_digits_is_an_island_although_the_run_is_finite(seed: object) -> None:
+    model = nn.Sequential(nn.Linear(16, 32), Spread(), nn.Linear(32, 4))
+    found = plan(job(0, model, (16,)), steps=4, precision="bf16-mixed", tolerance=10.0)
+    lines = [line for line in found.lines if "y * y" in line.code]
+    assert [line.within for line in lines] == ["Spread"]
+    assert "of the lost accuracy" in lines[0].reason
 
 
 @pytest.mark.on_standin

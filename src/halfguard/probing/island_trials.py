@@ -24,12 +24,10 @@ from halfguard.probing.training import (
     train,
 )
 from halfguard.records.autopsy import Culprit
-from halfguard.records.plan import AnyIsland, Island, LineIsland
+from halfguard.records.plan import AnyIsland, Island
 from halfguard.step.parameters import outermost
 from halfguard.step.random_state import seeded
 from halfguard.trials.cost import StepCosts, counted_costs
-from halfguard.trials.producer import Producer, find_candidates, modules_by_name
-from halfguard.trials.proof import Proof
 from halfguard.workload import TrainingStep, Workload
 from halfguard.workload.training import Advance
 
@@ -47,7 +45,14 @@ class IslandTrial:
         """The operation to blame: of the failure, or of an overflow that the run swallowed."""
         if self.run.failure is not None:
             return self.run.failure.culprit
-        return next((fault.culprit for fault in self.run.faults), None)
+        return next((fault.culprit for fault in self.run.faults if fault.culprit is not None), None)
+
+    @property
+    def step(self) -> int:
+        """The step of the culprit."""
+        if self.run.failure is not None:
+            return self.run.failure.step
+        return next((fault.step for fault in self.run.faults if fault.culprit is not None), 0)
 
     @property
     def passed(self) -> bool:
@@ -77,7 +82,7 @@ class IslandTrials:
         if self.reference.failure is not None:
             _raise_no_reference(workload, self.reference.failure)
         self.totals = total_by_module(self.reference.trace, self.reference.scales)
-        self._scale = 2.0 ** find_scale_window(self.totals, 0.01).best
+        self.scale = 2.0 ** find_scale_window(self.totals, 0.01).best
         self._known: dict[frozenset[AnyIsland], IslandTrial] = {}
         self._audited = audited_steps(
             steps
@@ -96,7 +101,7 @@ class IslandTrials:
         """Return the trial of a set of islands; run it if it is new."""
         key = frozenset(islands)
         if key not in self._known:
-            setting = RunSetting(self.precision, tuple(islands), self._scale)
+            setting = RunSetting(self.precision, tuple(islands), self.scale)
             fresh = self.workload.fresh()
             run = train(
                 fresh,
@@ -134,40 +139,12 @@ class IslandTrials:
         return ""
 
 
-class PlanBench:
-    """A training run as the bench of a search: islands are proven by a run that follows FP32."""
-
-    rescaling = True
-
-    def __init__(self, trials: IslandTrials) -> None:
-        self._trials = trials
-        fresh = trials.workload.fresh()
-        self._model = fresh.model
-        self.modules = modules_by_name(fresh.model)
-        self.costs = _count_costs(fresh, trials.precision)
-
-    def prove(self, islands: Sequence[AnyIsland], producer: Producer) -> Proof:  # noqa: ARG002
-        """Train with exactly these islands."""
-        return Proof(holds=self._trials.of(islands).passed)
-
-    def find_producer(self, islands: Sequence[AnyIsland]) -> Producer | None:
-        """Return the operation that returns the first NaN or Inf of a run with these islands."""
-        return Producer.of(self._trials.of(islands).culprit)
-
-    def candidates(self, producer: Producer) -> list[AnyIsland]:
-        """Return the islands that cover an operation of the model."""
-        # A line of the loss is none: only the guard could keep it in FP32.
-        found = find_candidates(
-            producer, self._model, self.costs, lines="of modules", rescaling=self.rescaling
-        )
-        known = self._trials.totals
-        return [i for i in found if isinstance(i, LineIsland) or not i.module or i.module in known]
-
-
-def _count_costs(workload: Workload, precision: Precision) -> StepCosts:
-    step = TrainingStep(workload, precision)
-    with seeded(workload.seed), counted_costs(workload.model) as costs:
-        step.loss_of(next(iter(workload.take(1))))
+def count_costs(workload: Workload, precision: Precision) -> StepCosts:
+    """Return what each place of one step computes, in a fresh copy of the job."""
+    fresh = workload.fresh()
+    step = TrainingStep(fresh, precision)
+    with seeded(fresh.seed), counted_costs(fresh.model) as costs:
+        step.loss_of(next(iter(fresh.take(1))))
     return costs
 
 

@@ -2,12 +2,14 @@
 
 Four stages, each with a few training runs:
 
-1. *Search.* While the run fails, the operation that returned the first NaN or Inf gets the cheapest island
-   (``trials.search``, as in the guard; a run is the step). That is all, unless no operation is to blame.
+1. *Search.* While the run fails, the cheapest islands that fix the step at which it fails are added: the
+   same search and the same proof as in the guard (``trials``). That is all, unless no operation is to blame.
 2. *Grow.* Take the modules with the least headroom in the FP32 run: one, two, four ... at a time.
 3. *Shrink.* Drop the islands that are not needed (``shrink``). Replace a module by some of its children if
    that is enough.
 4. *Prove.* Leave every island out once; an island that is not needed is dropped.
+
+Finally, lines that lose more digits than rounding must become islands, if the error falls (``rounding``).
 
 "Smallest" means that no island can be dropped or moved further in. It does not mean the fewest islands: the
 whole model as one island is always the shortest plan, and never a useful one.
@@ -18,19 +20,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from halfguard.errors import NoPlanError, UsageError
+import torch
+
+from halfguard.errors import HalfguardError, NoPlanError, UsageError
 from halfguard.formats import FP16
 from halfguard.precision_names import Precision
 from halfguard.probing.findings import cure_of_line
-from halfguard.probing.island_trials import IslandTrial, IslandTrials, PlanBench
+from halfguard.probing.island_trials import IslandTrial, IslandTrials, count_costs
+from halfguard.probing.job_step import job_bench
 from halfguard.probing.ranges import find_scale_window, to_scale_range
 from halfguard.probing.shrink import drop_unneeded, shrink
 from halfguard.records.plan import AnyIsland, Island, LineIsland, PlanEvidence, PrecisionPlan
 from halfguard.records.ranges import headroom
+from halfguard.records.rounding import LineInFloat
 from halfguard.step.parameters import is_covered, is_inside, outermost
+from halfguard.trials.bench import StepBench
 from halfguard.trials.producer import Producer, name_of
 from halfguard.trials.search import IslandSearch
 from halfguard.workload import Workload
+from halfguard.workload.rounding import island_for, rounding_of_job
 from halfguard.workload.training import Advance
 
 _ISLANDS = 16  # of a plan at most, a pattern counts once
@@ -71,27 +79,62 @@ class _Search:
         self.trials = trials
         # Modules that ran and returned numbers, in the order of the first step.
         self.candidates = list(trials.totals)
+        self._needed_at: dict[AnyIsland, tuple[int, StepBench, Producer]] = {}
+        self._lost_digits: dict[AnyIsland, LineInFloat] = {}
 
     def run(self) -> PrecisionPlan:
-        first = self.trials.of([])
-        producer = Producer.of(first.culprit)
-        if first.passed:
-            return self._plan([])
-        if producer is not None:
-            _raise_if_outside(first)
-            found = IslandSearch(self._bench).run(producer, _ISLANDS)
-            if found.islands:
-                return self._plan([island for island, _ in found.islands])
+        islands: list[AnyIsland] = []
+        while not (trial := self.trials.of(islands)).passed:
+            more = self._search(trial)
+            if not more:
+                return self._plan(self._grown())
+            islands += more
+        return self._plan(self._with_digits(islands))
+
+    def _with_digits(self, islands: list[AnyIsland]) -> list[AnyIsland]:
+        """Add the lines that lose more digits than rounding must, if FP32 there helps."""
+        trials = self.trials
+        try:
+            report = rounding_of_job(
+                trials.workload, steps=trials.steps, precision=trials.precision, islands=islands
+            )
+        except (HalfguardError, torch.OutOfMemoryError):  # the plan is finite without it
+            return islands
+        model = trials.workload.model
+        found = {island_for(line, model): line for line in report.findings if line.confirmed}
+        # A line of the loss is no island: only the guard could keep it in FP32.
+        lost = {i: line for i, line in found.items() if isinstance(i, Island) or i.within}
+        more = [*islands, *(island for island in lost if island not in islands)]
+        if not lost or not trials.of(more).passed:
+            return islands
+        self._lost_digits = lost
+        for island in islands:  # what it kept finite may be FP32 by now
+            fewer = [other for other in more if other != island]
+            _, bench, producer = self._needed_at[island]
+            if trials.of(fewer).passed and bench.prove(fewer, producer).holds:
+                more = fewer
+        return more
+
+    def _search(self, trial: IslandTrial) -> list[AnyIsland]:
+        """Return the islands that fix the step at which a run failed; none if no operation is to blame."""
+        producer, left = Producer.of(trial.culprit), _ISLANDS - len(trial.islands)
+        if producer is None or not left:
+            return []
+        _raise_if_outside(trial)
+        bench = job_bench(
+            self.trials.workload.fresh(), self.trials.precision, trial.step, self.trials.scale
+        )
+        found = IslandSearch(bench, trial.islands).run(producer, left)
+        self._needed_at |= {island: (trial.step, bench, p) for island, p in found.islands}
+        return [island for island, _ in found.islands]
+
+    def _grown(self) -> list[AnyIsland]:
         passes = self.trials.passes
         paths = shrink(self._grow(), passes)
         paths = drop_unneeded(self._narrow(paths), passes)
         order = {path: index for index, path in enumerate(self.candidates)}
         paths.sort(key=lambda path: order.get(path, -1))
-        return self._plan([Island(module=path) for path in paths])
-
-    @cached_property
-    def _bench(self) -> PlanBench:
-        return PlanBench(self.trials)
+        return [Island(module=path) for path in paths]
 
     # -- grow
 
@@ -186,12 +229,20 @@ class _Search:
                 modules=len(self.candidates),
                 loss_fp32=reference.final_loss(),
                 loss=final.final_loss(),
-                flops=self._bench.costs.of(islands).flops if islands else 0.0,
+                flops=self._share_of_flops(islands),
             ),
         )
 
+    def _share_of_flops(self, islands: Sequence[AnyIsland]) -> float:
+        if not islands:
+            return 0.0
+        return count_costs(self.trials.workload, self.trials.precision).of(islands).flops
+
     def _reason(self, island: AnyIsland, islands: Sequence[AnyIsland]) -> str:
-        reason = f"Without it {self.trials.of([i for i in islands if i != island]).reason}."
+        others = [other for other in islands if other != island]
+        problems = [self.trials.of(others).reason, self._lost_by(island)]
+        named = "; ".join(filter(None, problems)) or self._error(island, others)
+        reason = f"Without it {named}."
         paths = island.members(self.candidates) if isinstance(island, Island) else []
         top = max(
             (max(self.trials.totals[path].forward, default=0.0) for path in paths), default=0.0
@@ -199,6 +250,22 @@ class _Search:
         if top > FP16.largest:
             reason += f" In FP32 its outputs reach {top:.3g}; FP16's largest value is 65504."
         return reason
+
+    def _lost_by(self, island: AnyIsland) -> str:
+        line = self._lost_digits.get(island)
+        if line is None:
+            return ""
+        what = "loss" if line.by == "loss" else "gradients"
+        return (
+            f"the error of the {what} is {line.before:.2g} instead of {line.tried:.2g}, "
+            f"{line.share:.0%} of the lost accuracy"
+        )
+
+    def _error(self, island: AnyIsland, others: Sequence[AnyIsland]) -> str:
+        """Return what is wrong with the gradients of the step that needs an island."""
+        step, bench, producer = self._needed_at[island]
+        error = bench.prove(others, producer).error
+        return f"the gradients of step {step} differ from those in FP32 by {error:.0%}"
 
 
 def _raise_if_outside(trial: IslandTrial) -> None:

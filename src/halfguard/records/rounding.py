@@ -61,6 +61,7 @@ class LineInFloat(FloatRecordPart):
 
     place: str
     code: str
+    modules: tuple[str, ...] = Field(default=(), description="as in `RoundedLine`")
     calls_module: str = ""
     by: Literal["loss", "gradient"] = Field(description="where it shows most")
     cost: float = Field(description="error of the step with the roundings of this line alone")

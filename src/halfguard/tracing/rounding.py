@@ -313,6 +313,7 @@ class _Judgement:
         return LineInFloat(
             place=row.place,
             code=row.code,
+            modules=row.modules,
             calls_module=row.calls_module,
             by=("loss", "gradient")[which],
             cost=cost[which],

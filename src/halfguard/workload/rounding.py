@@ -7,6 +7,7 @@ costs more than rounding must is then run in FP32, to see whether the error real
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from halfguard.precision_names import Precision
 from halfguard.records.plan import AnyIsland, Island, LineIsland
 from halfguard.records.rounding import LineInFloat, RoundingReport
 from halfguard.step.loss import LossFunction
+from halfguard.step.parameters import without_wrappers
 from halfguard.tracing.rounding import attribute, norm, tape_finite_step
 from halfguard.trials.applied_islands import AppliedIslands
-from halfguard.trials.line_islands import LineIslands
+from halfguard.trials.line_islands import LineIslands, class_of
+from halfguard.trials.producer import modules_by_name
 from halfguard.workload.job import Workload
 from halfguard.workload.training import Advance, TrainingStep
 
@@ -58,17 +61,22 @@ def rounding_of_job(
     *,
     steps: int = 20,
     precision: str = "float16",
+    islands: Sequence[AnyIsland] = (),
     advance: Advance | None = None,
 ) -> RoundingReport:
-    """Train a copy of ``workload`` for ``steps`` steps in FP32, then report which lines lose digits."""
-    fresh = workload.fresh()
+    """Train a copy of ``workload`` for ``steps`` steps in FP32, then report which lines lose digits.
+
+    ``islands`` stay in FP32 in the step that is reported.
+    """
+    fresh, lines = workload.fresh(), LineIslands()
     train = TrainingStep(fresh, Precision.FP32)
     *seen, last = fresh.take(steps + 1)
     for batch in seen:
         train(batch)
         if advance is not None:
             advance()
-    return rounding(fresh.model, fresh.loss, last, precision=precision)
+    with AppliedIslands(fresh.model, (), lines).trial(islands), lines.active():
+        return rounding(fresh.model, fresh.loss, last, precision=precision)
 
 
 class _Step:
@@ -94,17 +102,18 @@ class _Step:
         """Return a finding with the error of the step that runs its line, or module, in FP32."""
         lines = LineIslands()
         applied = AppliedIslands(self._model, (), lines)
-        with applied.trial([island_for(found)]), lines.active(), eagerly():
+        with applied.trial([island_for(found, self._model)]), lines.active(), eagerly():
             step = tape_finite_step(self._run, self._model, is_fp16=self._is_fp16)
         step.tape.repeat()
         loss, grads = step.errors()
         return found.model_copy(update={"tried": abs(loss) if found.by == "loss" else norm(grads)})
 
 
-def island_for(found: LineInFloat) -> AnyIsland:
+def island_for(found: LineInFloat, model: nn.Module) -> AnyIsland:
     """Return the island that runs a line, or the modules of torch that it calls, in FP32."""
-    reason = f"costs {found.share:.0%} of the accuracy that 16 bits lose"
     if found.calls_module:
-        return Island(module=found.calls_module, reason=reason)
+        return Island(module=found.calls_module)
     file, _, line = found.place.rpartition(":")
-    return LineIsland(file=file, line=int(line), code=found.code, reason=reason)
+    own = modules_by_name(model).get(without_wrappers(found.modules[0])) if found.modules else None
+    within = "" if own is None else class_of(own)
+    return LineIsland(file=file, line=int(line), code=found.code, within=within)

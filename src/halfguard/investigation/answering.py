@@ -30,12 +30,12 @@ from halfguard.records.script_answer import InFP32, ScriptAnswer
 _CULPRITS = {"input": "HG612", "parameter": "HG613", "buffer": "HG613"}
 
 
-def name_failure(answer: ScriptAnswer, misused: Sequence[Misused]) -> str:
-    """Return the code: that of the recommended fix, else that of what was seen; empty if nothing is wrong."""
+def name_failure(answer: ScriptAnswer, misused: Sequence[Misused], reason: str = "") -> str:
+    """Return the code: of the recommended fix, of the reason, or of what was seen; empty if all is well."""
     if answer.cure is not None and answer.cure.code:
         return answer.cure.code
     if answer.outcome == "non-finite value" and answer.culprit is not None:
-        return _code_of_culprit(answer.culprit, answer.in_fp32)
+        return reason or _code_of_culprit(answer.culprit, answer.in_fp32)
     known = [Crash(answer.error, None, Made()).code, *(one.code for one in misused)]
     if any(one.fault == "overflow" and one.use != "none" for one in answer.swallowed):
         known.append("HG609")
@@ -47,8 +47,9 @@ def _code_of_culprit(culprit: Culprit, in_fp32: InFP32) -> str:
     if culprit.op.startswith("nll_loss") or "ctc_loss" in culprit.op:
         return "HG612"
     ran_in_fp32 = in_fp32 == "unknown" and culprit.dtype not in HALF_NAMES
-    forward = "HG620" if in_fp32 == "fails" or ran_in_fp32 else "HG601"
-    return _CULPRITS.get(culprit.kind, "HG611" if culprit.phase == "backward" else forward)
+    in_any = in_fp32 == "fails" or ran_in_fp32
+    in_half = "HG611" if culprit.phase == "backward" else "HG601"
+    return _CULPRITS.get(culprit.kind, "HG620" if in_any else in_half)
 
 
 _LONGEST = 200  # characters of an error
@@ -112,6 +113,7 @@ def answer_bad_number(
         culprit=second.culprit,
         cause=_cause(second),
         exact=_exact(second),
+        reason="" if second.reason is None else second.reason.text,
         repeated=note or _repeated(second, event),
         in_fp32=in_fp32,
         trials=(*(result.trial for result in second.trials), *proven.trials),

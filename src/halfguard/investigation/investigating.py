@@ -105,7 +105,8 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         else answer_crash(one.target, first, crash, proven, shared)
     )
     notes = (*answer.notes, *_further_notes(one, first, answer))
-    code = name_failure(answer, first.misuse)
+    reason = "" if second.reason is None else second.reason.code
+    code = name_failure(answer, first.misuse, reason)
     known = {"log": log, "rank": one.bad_rank, "notes": notes, "code": code}
     return answer.model_copy(update=known)
 

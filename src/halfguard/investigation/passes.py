@@ -224,6 +224,14 @@ class Misused(FloatRecordPart):
     unsure: bool = False  # only FP32 can tell if it is wrong
 
 
+class Reason(RecordPart):
+    """Why an operation has no finite result at its inputs."""
+
+    text: str  # a clause about the operation
+    code: str = ""  # of the catalogue, if it is a failure of its own
+    place: str = ""  # file and line where its inputs were spoiled
+
+
 class TrialResult(FloatRecordPart):
     """The bad step under one change."""
 
@@ -259,6 +267,7 @@ class PassResult(FloatRecordPart):
     culprit: Culprit | None = None
     of_data: bool = False  # the operation had no parameter among its inputs
     mask: Culprit | None = None  # a constant infinity among the inputs
+    reason: Reason | None = None
     few: Few = ""  # numbers that a mean or a deviation is taken of
     made: Made = Made()
     exact: float = math.nan  # largest result in FP64 on the same inputs; inf: not finite there

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from linecache import getline
 from types import CodeType, FrameType
@@ -25,6 +26,7 @@ from halfguard.formats import dtype_name
 from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
 from halfguard.investigation.held_step import HeldProcess, HeldStep, Snapshot, running_frames
 from halfguard.investigation.made_places import MadePlaces
+from halfguard.investigation.makers import Makers
 from halfguard.investigation.passes import (
     Ended,
     Event,
@@ -33,10 +35,12 @@ from halfguard.investigation.passes import (
     PassPlan,
     PassResult,
     ProgressFile,
+    Reason,
     TrialPlan,
     TrialResult,
     leave,
 )
+from halfguard.investigation.reasons import BadCall, find_reason
 from halfguard.investigation.trying import Approach, Trying, run_trials
 from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.records.autopsy import Culprit, CulpritKind
@@ -66,6 +70,8 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         self.hides: tuple[str, int] | None = None  # a line that made bad numbers finite
         self.of_data: set[int] = set()  # origins outside of modules, whose inputs need no gradient
         self.few: dict[int, Few] = {}  # origins with too few numbers
+        self.reasons: dict[int, Reason | None] = {}
+        self._makers = Makers(outermost)
         self._newest = 0
 
     def __torch_dispatch__(
@@ -78,6 +84,12 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         if self.last is not None and func.overloadpacket.__name__ in _HIDES:
             self._note_hiding(args[0])
         out = super().__torch_dispatch__(func, types, args, kwargs)
+        with (
+            undispatched(),
+            torch.no_grad(),
+            suppress(RuntimeError),
+        ):  # a kernel for some dtypes only
+            self._makers.note(func, args, out)
         if self.last is not None and self.last.index > self._newest:
             self._newest = self.last.index
             call = Call(func, args, kwargs or {})
@@ -88,6 +100,10 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
                 self.exact[self._newest] = _in_fp64(call, args, kwargs or {})
                 self.few[self._newest] = _too_few(call, out)
                 self._note_mask(call)
+                exact = self.exact[self._newest]
+                bad = BadCall(call, args, out, culprit, exact, self._makers)
+                with undispatched(), torch.no_grad(), suppress(RuntimeError):
+                    self.reasons[self._newest] = find_reason(bad)
         return out
 
     def _origin_of(self, name: str, tensor: Tensor, where: Any, frame: Any) -> Origin:
@@ -288,6 +304,7 @@ class Tracking(Approach):
             exact=exact,
             mask=self._watch.masks.get(origin.index),
             few=self._watch.few.get(origin.index, ""),
+            reason=self._watch.reasons.get(origin.index),
             # 0 / 0 has a harmless stable form; an infinity would only become a large number.
             of_data=origin.index in self._watch.of_data
             and math.isinf(exact)

@@ -45,6 +45,9 @@ class ScriptAnswer(Record):
     cause: str = Field(
         default="", description="line of the user that it goes back to, if it arose in a library"
     )
+    reason: str = Field(
+        default="", description="why the operation has no finite result at its inputs, as a clause"
+    )
     exact: str = Field(default="", description="the same operation in FP64 on the same inputs")
     repeated: str = Field(default="", description="whether the second run was the same")
     in_fp32: InFP32 = "unknown"

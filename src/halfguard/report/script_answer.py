@@ -121,6 +121,7 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
             f" {did}, ",
             *module_parts(culprit.module),
             *place,
+            *([f": {answer.reason}"] if answer.reason else []),
             *([". It goes back to ", Mono(answer.cause)] if answer.cause else []),
             f". {_FP32[answer.in_fp32]}{_fixed(answer)}",
         ]

@@ -8,7 +8,7 @@ from benchmarks.models.planted import FAULTS, is_held_out
 from tests.replaying.cure_study import chosen, study
 
 pytestmark = pytest.mark.usefixtures("seed")
-SAMPLE = ("unet_tversky_empty", "pointer_recall")
+SAMPLE = ("unet_tversky_empty", "boxes_iou", "pointer_recall")
 
 
 @pytest.mark.slow

@@ -191,11 +191,14 @@ def _island(step: ReplayedStep, trials: Trials, culprit: Culprit) -> Iterator[Ca
         lines=tuple(island for island in kept if isinstance(island, LineIsland)),
     )
     by = "by this plan" if plan.lines else "by halfguard.apply_plan with this plan"
+    needs_guard = any(
+        not line.within for line in plan.lines
+    )  # a patch of the source works in any loop
     yield Candidate(
         what="island",
         sentence=f"Run {trial.name}, {by}.",
         trial=trial,
-        cost=2,
+        cost=5 if needs_guard else 2,
         patch=plan.to_yaml().rstrip("\n"),
     )
 

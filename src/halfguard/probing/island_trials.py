@@ -24,8 +24,7 @@ from halfguard.probing.training import (
     train,
 )
 from halfguard.records.autopsy import Culprit
-from halfguard.records.plan import AnyIsland, Island
-from halfguard.step.parameters import outermost
+from halfguard.records.plan import AnyIsland
 from halfguard.step.random_state import seeded
 from halfguard.trials.cost import StepCosts, counted_costs
 from halfguard.workload import TrainingStep, Workload
@@ -92,10 +91,6 @@ class IslandTrials:
     def count(self) -> int:
         """The number of 16-bit runs; the FP32 run is not counted."""
         return len(self._known)
-
-    def passes(self, paths: Sequence[str]) -> bool:
-        """Return whether the model with these modules in FP32 follows FP32."""
-        return self.of([Island(module=path) for path in outermost(paths)]).passed
 
     def of(self, islands: Sequence[AnyIsland]) -> IslandTrial:
         """Return the trial of a set of islands; run it if it is new."""

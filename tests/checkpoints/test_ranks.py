@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import halfguard as hg
-from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import HalfguardError
+from halfguard.numerics.tensor_rows import local_tensor
 from tests.support.ranks import Ranks
 
 pytestmark = pytest.mark.slow

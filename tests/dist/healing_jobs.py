@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import halfguard as hg
-from halfguard.dist.wrapping import local_tensor, unwrap_model
+from halfguard.dist.wrapping import unwrap_model
+from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.errors import HalfguardError
 from halfguard.trials.applied_islands import AppliedIslands
 from halfguard.trials.line_islands import LineIslands

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import halfguard as hg
-from halfguard.dist.wrapping import local_tensor
+from halfguard.numerics.tensor_rows import local_tensor
 from tests.dist import jobs
 from tests.support.ranks import Ranks
 

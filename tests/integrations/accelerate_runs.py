@@ -15,8 +15,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from halfguard.dist.wrapping import local_tensor
 from halfguard.integrations.accelerate import AcceleratorGuard, attach
+from halfguard.numerics.tensor_rows import local_tensor
 
 INIT_SCALE = 1024.0  # small enough that healthy runs see no overflow
 RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}

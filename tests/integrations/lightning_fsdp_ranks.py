@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader
 
-from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
+from halfguard.numerics.tensor_rows import local_tensor
 from tests.integrations.lightning_ranks import PerRank, data_of
 from tests.integrations.lightning_runs import RETRY, Batch, Classifier, guard_plugin, stock_plugin
 from tests.integrations.step_counts import StepCounts

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainerCallback
 
-from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
 from halfguard.integrations.accelerate import reduce_in_fp32
+from halfguard.numerics.tensor_rows import local_tensor
 from tests.dist.count_collectives import Calls
 from tests.integrations import transformers_runs
 from tests.integrations.accelerate_runs import Batch, Sharded

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from halfguard.dist.wrapping import is_dtensor, local_tensor, unwrap_model
+from halfguard.dist.wrapping import is_dtensor, unwrap_model
 from halfguard.errors import UsageError
+from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.step.parameters import parameters_of
 
 _PLAIN = (type(None), bool, int, complex, str, bytes, bytearray, set, Counter)

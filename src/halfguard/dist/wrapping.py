@@ -123,11 +123,6 @@ def is_sharded(model: nn.Module) -> bool:
     return any(is_dtensor(parameter) for parameter in model.parameters())
 
 
-def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, sharing its memory, or the tensor itself."""
-    return tensor.to_local() if is_dtensor(tensor) else tensor
-
-
 def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a DTensor from all ranks, or return the tensor itself. Every rank must call this."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor

@@ -24,9 +24,9 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from halfguard.dist.collectives import AsyncSum, all_reduce_max, world_size
 from halfguard.dist.layout import Layout
-from halfguard.dist.wrapping import full_tensor, local_tensor
+from halfguard.dist.wrapping import full_tensor
 from halfguard.guard.config import GuardConfig
-from halfguard.numerics.tensor_rows import to_device
+from halfguard.numerics.tensor_rows import local_tensor, to_device
 
 DESYNC = 2.0  # added to found_inf (0 or 1) if ranks that must be equal differ
 

@@ -36,8 +36,9 @@ from halfguard.dist.collectives import (
     world_size,
 )
 from halfguard.dist.layout import ALL, Holders, Layout, find_layout
-from halfguard.dist.wrapping import local_tensor, unwrap_model
+from halfguard.dist.wrapping import unwrap_model
 from halfguard.numerics.checksum import checksums, combine
+from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.step.parameters import parameters_of
 
 # The tensors that ranks can be compared in: parameters, masters, and buffers that nothing writes
@@ -115,13 +116,6 @@ def is_plain_memory(tensor: Tensor) -> bool:
     plain = part.layout is torch.strided and part.dtype not in _PACKED
     plain = plain and not (part.is_meta or part.is_quantized or part.is_nested)
     return plain and not is_traceable_wrapper_subclass(part)
-
-
-def describe_kind(value: object) -> str:
-    """Return dtype and local shape of a tensor, the value of a number, the type of anything else."""
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(local_tensor(value).shape)}"
-    return repr(value) if isinstance(value, int | float) else type(value).__name__
 
 
 _HALF = 0xFFFFFFFF
@@ -236,7 +230,7 @@ class Replicas:
         changed = self._changed_buffers() if holders == ALL else set()
         sums = self._sums(list(named.values())).tolist()
         return {
-            name: "changed" if name in changed else f"{describe_kind(tensor)} {checksum}"
+            name: "changed" if name in changed else f"{_kind(tensor)} {checksum}"
             for (name, tensor), checksum in zip(named.items(), sums, strict=True)
         }
 
@@ -260,6 +254,10 @@ class Replicas:
     def _changed_buffers(self) -> set[str]:
         changed = self._changed(self._sums([buffer.unwritten for buffer in self._buffers])).tolist()
         return {buffer.name for buffer, has in zip(self._buffers, changed, strict=True) if has}
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "" if tensor is None else f"{tensor.dtype} {tuple(local_tensor(tensor).shape)}"
 
 
 def _differing(

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from halfguard.dist.collectives import all_agree, all_gather_object
 from halfguard.dist.wrapping import unwrap_model
 from halfguard.errors import UsageError
-from halfguard.guard import optional_parts, policy
+from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.consensus import Gradients
 from halfguard.guard.evidence import describe_recovery, explain, halt_error
@@ -60,6 +60,8 @@ from halfguard.step.random_state import (
     restore_random_state,
 )
 
+# Healing, recovery, watching, islands and incidents are three times as much code as the rest, and a
+# configuration must switch them on. So each is imported where it is used.
 if TYPE_CHECKING:
     from halfguard.guard.healing.healing import Healing
     from halfguard.guard.incidents import Incidents
@@ -118,8 +120,10 @@ class Guard:
         raise_if_unsupported(model, self.optimizers)
         plan = PrecisionPlan()
         if self.config.plan is not None:
+            from halfguard.precision.islands import make_islands
+
             plan = PrecisionPlan.load(self.config.plan)
-            optional_parts.module_islands_maker()(model, plan)
+            make_islands(model, plan)
         self._stepper = Stepper(model, self.optimizers, self.config, hosted=self._hosted)
         self._stepper.on_unrepeatable = self._report_unrepeatable
         self.scaler = self._stepper.scaler
@@ -185,8 +189,9 @@ class Guard:
         return every > 0 and self.step_index > 0 and self.step_index % every == 0
 
     def _verify(self) -> None:
-        find = optional_parts.finder_of_wrong_ranks()
-        found = find(self._stepper, self._batches, self._loss_again)
+        from halfguard.guard.stepping.verifying import find_wrong_ranks
+
+        found = find_wrong_ranks(self._stepper, self._batches, self._loss_again)
         if found is None and not self._told_unverifiable:
             self._told_unverifiable = True
             self.note(
@@ -245,9 +250,11 @@ class Guard:
     def _attach_lines(self) -> None:
         """Apply lines of the plan inside modules: here the guard does not run the loss function."""
         if self._lines is not None and not self._attached_lines:
+            from halfguard.trials.plans import warn_about_lines
+
             self._attached_lines = True
             self._lines.attach(unwrap_model(self.model))
-            optional_parts.line_warning()(self._lines.unattached)
+            warn_about_lines(self._lines.unattached)
 
     def _begin_forward(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any]
@@ -264,21 +271,10 @@ class Guard:
     ) -> None:
         """Run the scaled backward pass of one micro-batch; its loss is divided by ``accumulate``."""
         if self.config.skip.on_nonfinite == "retry_fp32":
-            raise UsageError(
-                "skip.on_nonfinite='retry_fp32' must repeat the forward pass, but backward(loss) gets only "
-                "its result.",
-                cure="Call guard.step(loss_fn, batch), or choose skip.on_nonfinite='skip'.",
-            )
-        if self.config.heal is not None:
-            raise UsageError(
-                "heal must repeat the forward pass of a bad step, but backward(loss) gets only its result.",
-                cure="Call guard.step(loss_fn, batch), or leave heal out.",
-            )
-        if self.config.verify is not None:
-            raise UsageError(
-                "verify must repeat the forward pass of a step, but backward(loss) gets only its result.",
-                cure="Call guard.step(loss_fn, batch), or leave verify out.",
-            )
+            raise _needs_forward_pass("skip.on_nonfinite='retry_fp32'")
+        for name in ("heal", "verify"):
+            if getattr(self.config, name) is not None:
+                raise _needs_forward_pass(name)
         self.batch_index += 1
         with self._transaction:
             self._begin_step(late=True)
@@ -505,12 +501,16 @@ class Guard:
         rules = self.config.incidents
         if run_dir is None or rules is None:
             return None
-        return optional_parts.incidents_class()(rules, self._stepper.device, Path(run_dir), entry)
+        from halfguard.guard.incidents import Incidents
+
+        return Incidents(rules, self._stepper.device, Path(run_dir), entry)
 
     def _make_lines(self, plan: PrecisionPlan) -> LineIslands | None:
         if self.config.heal is None and not plan.lines:
             return None
-        return optional_parts.line_islands_class()(plan.lines)
+        from halfguard.trials.line_islands import LineIslands
+
+        return LineIslands(plan.lines)
 
     @property
     def _lines_in_fp32(self) -> AbstractContextManager[Any]:
@@ -522,7 +522,9 @@ class Guard:
     ) -> Healing | None:
         if self.config.heal is None or self._lines is None:
             return None
-        return optional_parts.healing_class()(
+        from halfguard.guard.healing.healing import Healing
+
+        return Healing(
             self.config.heal,
             self._stepper,
             self._recorder.journal,
@@ -541,7 +543,9 @@ class Guard:
     def _make_recovery(self, run_dir: str | os.PathLike[str] | None) -> Recovery | None:
         if self.config.recovery is None:
             return None
-        return optional_parts.recovery_class()(
+        from halfguard.guard.recovery.recovery import Recovery
+
+        return Recovery(
             unwrap_model(self.model),
             self.optimizers,
             {"scaler": self.scaler, **self._scheduler_and_ema.savable_parts()},
@@ -555,10 +559,11 @@ class Guard:
     def _make_watching(self) -> Watching | None:
         if self.config.watch is None:
             return None
+        from halfguard.guard.watching.watching import Watching
+
         schedulers = self._scheduler_and_ema.schedulers
         write = self._recorder.add_watched_step
-        make = optional_parts.watching_class()
-        watching = make(self.config.watch, self.model, self.optimizers, schedulers, write)
+        watching = Watching(self.config.watch, self.model, self.optimizers, schedulers, write)
         watching.preserved = self._undisturbed
         if self._healing is not None:
             watching.on_alarm = self._healing.on_watch_alarm
@@ -857,9 +862,7 @@ class Guard:
             return skipped
         applied = False
         try:
-            repeated, errors = self._stepper.repeat(
-                report.batches, partial(optional_parts.save_on_host, self.model)
-            )
+            repeated, errors = self._stepper.repeat(report.batches, self._saved_on_host)
             if repeated is None:
                 skipped = self._skip_failed(errors, seen, report)
                 self._stepper.discard()
@@ -887,6 +890,12 @@ class Guard:
             self._stepper.discard()
         return decision, replace(again, scale=seen.scale)
 
+    def _saved_on_host(self) -> AbstractContextManager[object]:
+        """Return a context in which autograd saves tensors in host memory."""
+        from halfguard.guard.stepping.saved_on_host import SavedOnHost
+
+        return SavedOnHost(self.model)
+
     def _skip_if_different(
         self, seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals] | None:
@@ -902,7 +911,9 @@ class Guard:
         self._culprits.update(culprits)
         if self._repeats & (self._repeats - 1) and not is_new:
             return None
-        difference, is_finite = optional_parts.runner_as_it_was()(
+        from halfguard.guard.stepping.two_passes import run_as_it_was
+
+        difference, is_finite = run_as_it_was(
             self._stepper, report.batches, self._loss_again, whole=not self._hosted
         )
         # A host may add a context to its pass that is not in its repeat.
@@ -1035,6 +1046,13 @@ class Guard:
             self._recovery.applied()
         else:
             self._recovery.bad()
+
+
+def _needs_forward_pass(setting: str) -> UsageError:
+    return UsageError(
+        f"{setting} must repeat the forward pass of a step, but backward(loss) gets only its result.",
+        cure=f"Call guard.step(loss_fn, batch), or leave {setting.partition('=')[0]} out.",
+    )
 
 
 def _as_list(optimizer: Any) -> list[Optimizer]:

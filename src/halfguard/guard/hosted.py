@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
-from halfguard.dist.wrapping import local_tensor
 from halfguard.errors import UsageError
 from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig
@@ -44,6 +43,7 @@ from halfguard.guard.scheduler_and_ema import Scheduler
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.forward_pass import FullPrecisionForward
 from halfguard.guard.stepping.outcome import StepOutcome
+from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.precision.modes import autocast
 from halfguard.records import Action, Summary
 from halfguard.step.loss import LossFunction

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halfguard.dist.wrapping import is_dtensor, local_tensor
+from halfguard.dist.wrapping import is_dtensor
 from halfguard.numerics.checksum import checksums
-from halfguard.numerics.tensor_rows import is_plain
+from halfguard.numerics.tensor_rows import is_plain, local_tensor
 from halfguard.step.holders import (
     CellHolder,
     DictHolder,

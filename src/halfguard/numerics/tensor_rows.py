@@ -13,7 +13,7 @@ has a pass of its own), so the number of operations grows with the bytes, not wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import torch
@@ -79,7 +79,7 @@ def in_list_order(positions: list[int], table: Tensor) -> Tensor:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, or the tensor itself."""
+    """Return this rank's shard of a DTensor, sharing its memory, or the tensor itself."""
     # Looked up by name, since only halfguard.dist may import torch.distributed.
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
@@ -88,6 +88,25 @@ def local_tensor(tensor: Tensor) -> Tensor:
 def iter_parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield tensors of one size part by part, flattened: what is computed from a part takes little memory."""
     yield from zip(*(tensor.reshape(-1).split(_PART) for tensor in tensors), strict=True)  # type: ignore[no-untyped-call]
+
+
+def read_all(tensors: Sequence[Tensor]) -> list[list[float]]:
+    """Return single numbers and vectors, with one transfer per device. Here the host waits."""
+    by_kind: dict[torch.device, dict[tuple[torch.dtype, int], list[int]]] = {}
+    for position, tensor in enumerate(tensors):
+        of_device = by_kind.setdefault(tensor.device, {})
+        of_device.setdefault((tensor.dtype, tensor.dim()), []).append(position)
+    found: list[list[float]] = [[]] * len(tensors)
+    for device, of_device in by_kind.items():
+        wide = statistics_dtype(device)
+        parts = [
+            (torch.cat if dim else torch.stack)([tensors[i] for i in some]).to(wide)
+            for (_, dim), some in of_device.items()
+        ]
+        numbers = iter(torch.cat(parts).tolist())
+        for position in chain.from_iterable(of_device.values()):
+            found[position] = list(islice(numbers, tensors[position].numel()))
+    return found
 
 
 def iter_passes(

@@ -24,7 +24,7 @@ from halfguard.dist.wrapping import is_sharded
 from halfguard.errors import UsageError
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 from halfguard.precision.rescaled import SETTING, can_be_rescaled, run_as_before, run_rescaled
-from halfguard.precision.upcast import cast_floats, cast_to_fp32
+from halfguard.precision.upcast import cast_floats, cast_to_fp32, replace_data
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import without_wrappers
@@ -215,9 +215,7 @@ def _half_dtype(value: Any) -> torch.dtype | None:
 def _convert_to_fp32(module: nn.Module) -> None:
     for parameter in module.parameters():
         if parameter.dtype in HALF_DTYPES:
-            grad, parameter.grad = parameter.grad, None  # torch rejects a gradient of another dtype
-            parameter.data = parameter.data.float()
-            parameter.grad = None if grad is None else grad.float()
+            replace_data(parameter, parameter.data.float())
     for owner in module.modules():
         for name, buffer in owner.named_buffers(recurse=False):
             if buffer.dtype in HALF_DTYPES:

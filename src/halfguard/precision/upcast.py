@@ -34,28 +34,38 @@ def upcast_trainable(model: nn.Module) -> list[str]:
     changed = []
     for name, param in model.named_parameters():
         if param.requires_grad and param.dtype in HALF_DTYPES:
-            grad, param.grad = param.grad, None  # torch rejects a gradient of another dtype
-            param.data = param.data.float()
-            param.grad = None if grad is None else grad.float()
+            replace_data(param, param.data.float())
             changed.append(name)
     return changed
 
 
+def replace_data(parameter: Tensor, data: Tensor) -> None:
+    """Give a parameter other data, and its gradient their dtype."""
+    grad, parameter.grad = parameter.grad, None  # torch rejects a gradient of another dtype
+    parameter.data = data
+    parameter.grad = None if grad is None else grad.to(data.dtype)
+
+
 @contextmanager
-def frozen_half_weights_in_fp32(model: nn.Module) -> Iterator[None]:
-    """Run the block with frozen 16-bit weights, and 16-bit buffers, in float32."""
-    frozen = [p for p in model.parameters() if p.dtype in HALF_DTYPES and not p.requires_grad]
-    buffers = [buffer for buffer in model.buffers() if buffer.dtype in HALF_DTYPES]
-    kept = [(tensor, tensor.data) for tensor in (*frozen, *buffers)]
+def half_tensors_in_fp32(model: nn.Module, *, trained: bool = True) -> Iterator[None]:
+    """Run the block with 16-bit weights and buffers in FP32; without ``trained``, only frozen weights.
+
+    Gradients of these weights are FP32 inside the block, and 16-bit after it.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    half = [t for t in tensors if t.dtype in HALF_DTYPES and (trained or not t.requires_grad)]
+    kept = [(tensor, tensor.data) for tensor in half]
     try:
         for tensor, data in kept:
             tensor.data = data.float()
         yield
     finally:
         for tensor, data in kept:
-            if not isinstance(tensor, nn.Parameter):
+            if isinstance(tensor, nn.Parameter):
+                replace_data(tensor, data)
+            else:
                 data.copy_(tensor.data)  # running statistics were updated
-            tensor.data = data
+                tensor.data = data
 
 
 def half_state_dict(model: nn.Module) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from halfguard.precision.modes import autocast_dtype
+from halfguard.precision.upcast import half_tensors_in_fp32
 from halfguard.precision_names import Precision
 from halfguard.replaying.replayed_step import ReplayedStep, Variation, scale_loss
 from halfguard.tracing.audit import restored
@@ -16,7 +17,7 @@ from halfguard.trials.applied_islands import AppliedIslands
 from halfguard.trials.bench import StepBench
 from halfguard.trials.line_islands import LineIslands
 from halfguard.trials.proof import BadStep
-from halfguard.trials.runner import Runner, do_nothing, half_tensors_in_fp32
+from halfguard.trials.runner import Runner, do_nothing
 
 _FP32 = Variation(precision=Precision.FP32)
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from halfguard.errors import UsageError
 from halfguard.formats import dtype_name
 from halfguard.numerics.histogram import BINS, INFINITE, NAN, ZERO, bin_index, histogram
-from halfguard.numerics.tensor_rows import statistics_dtype
+from halfguard.numerics.tensor_rows import local_tensor, read_all
 from halfguard.records.ranges import LayerStats, TensorPlace, TraceStep
 from halfguard.step.nested import floating_tensors
 from halfguard.tracing.operation_places import visible_modules
@@ -46,8 +46,7 @@ class TensorStatistics(NamedTuple):
 
 def measure(key: Key, tensor: Tensor, detail: Detail) -> TensorStatistics:
     """Reduce one tensor on its device, without waiting for it."""
-    to_local = getattr(tensor, "to_local", None)  # the shard of a DTensor
-    local: Tensor = (tensor if to_local is None else to_local()).detach()
+    local = local_tensor(tensor).detach()
     low, high = torch.aminmax(local)
     counts = count_binades(local) if detail == "range" else None
     return TensorStatistics(key, local.dtype, local.numel(), low, high, counts)
@@ -55,35 +54,14 @@ def measure(key: Key, tensor: Tensor, detail: Detail) -> TensorStatistics:
 
 def fetch(rows: list[TensorStatistics]) -> tuple[LayerStats, ...]:
     """Copy all statistics to the host, one transfer per device, and merge the calls of each module."""
-    by_device: dict[torch.device, list[TensorStatistics]] = {}
-    for row in rows:
-        by_device.setdefault(row.low.device, []).append(row)
-    numbers: dict[int, list[float]] = {}
-    for device, some in by_device.items():
-        lines = _lines(some, statistics_dtype(device))
-        numbers |= {id(row): line for row, line in zip(some, lines, strict=True)}
-    by_key: dict[Key, list[TensorStatistics]] = {}
-    for row in rows:
-        by_key.setdefault(row.key, []).append(row)
-    return tuple(_merge(some, [numbers[id(row)] for row in some]) for some in by_key.values())
-
-
-def _lines(rows: list[TensorStatistics], dtype: torch.dtype) -> list[list[float]]:
-    """Return low, high and counts of each row, by one transfer; here the host waits for the device."""
-    ends = [end for row in rows for end in (row.low, row.high)]
-    by_dtype: dict[torch.dtype, list[int]] = {}
-    for position, end in enumerate(ends):
-        by_dtype.setdefault(end.dtype, []).append(position)
-    parts = [torch.stack([ends[i] for i in some]).to(dtype) for some in by_dtype.values()]
-    parts += [row.counts.to(dtype) for row in rows if row.counts is not None]
-    flat: list[float] = torch.cat(parts).tolist()
-    order = [position for some in by_dtype.values() for position in some]
-    limits = dict(zip(order, flat, strict=False))
-    counts = flat[len(order) :]
-    return [
-        [limits[2 * i], limits[2 * i + 1], *counts[i * BINS : (i + 1) * BINS]]
-        for i in range(len(rows))
-    ]
+    measured = [[t for t in (row.low, row.high, row.counts) if t is not None] for row in rows]
+    numbers = iter(read_all([tensor for some in measured for tensor in some]))
+    by_key: dict[Key, tuple[list[TensorStatistics], list[list[float]]]] = {}
+    for row, some in zip(rows, measured, strict=True):
+        of_key = by_key.setdefault(row.key, ([], []))
+        of_key[0].append(row)
+        of_key[1].append([number for _ in some for number in next(numbers)])
+    return tuple(_merge(*some) for some in by_key.values())
 
 
 def count_binades(tensor: Tensor) -> Tensor:

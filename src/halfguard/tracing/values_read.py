@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from halfguard.dist.wrapping import local_tensor
 from halfguard.numerics.checksum import checksums
-from halfguard.numerics.tensor_rows import is_plain
+from halfguard.numerics.tensor_rows import is_plain, local_tensor
 from halfguard.tracing.source import SourceLine, locate_frame, user_frame
 
 _TORCH = str(Path(torch.__file__).parent)

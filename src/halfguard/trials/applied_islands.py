@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from halfguard.dist.wrapping import disable_fsdp_mixed_precision
 from halfguard.precision.islands import (
@@ -17,6 +17,7 @@ from halfguard.precision.islands import (
     remove_island,
 )
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.precision.upcast import replace_data
 from halfguard.records.plan import AnyIsland, Island, LineIsland
 from halfguard.step.parameters import is_covered, outermost
 from halfguard.trials.line_islands import LineIslands
@@ -119,7 +120,9 @@ class ModelIslands:
         islands = [module for kind, module, _ in self._made.values() if kind == "fp32"]
         inside, modules = _held_by(islands), {id(m) for one in islands for m in one.modules()}
         for key, (parameter, dtype) in list(self._half_weights.items()):
-            _cast_parameter(parameter, torch.float32 if key in inside else dtype)
+            dtype = torch.float32 if key in inside else dtype  # noqa: PLW2901
+            if parameter.dtype is not dtype:
+                replace_data(parameter, parameter.data.to(dtype))
             if key not in inside:
                 del self._half_weights[key]
         for place, (owner, name, dtype) in list(self._half_buffers.items()):
@@ -136,13 +139,6 @@ def _do_nothing() -> None:
 
 def _held_by(modules: Iterable[nn.Module]) -> set[int]:
     return {id(parameter) for module in modules for parameter in module.parameters()}
-
-
-def _cast_parameter(parameter: Tensor, dtype: torch.dtype) -> None:
-    if parameter.dtype is not dtype:
-        grad, parameter.grad = parameter.grad, None  # torch rejects a gradient of another dtype
-        parameter.data = parameter.data.to(dtype)
-        parameter.grad = None if grad is None else grad.to(dtype)
 
 
 class AppliedIslands:

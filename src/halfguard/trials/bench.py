@@ -66,5 +66,4 @@ def agree_on_producer(step: BadStep, device: torch.device) -> tuple[Producer | N
     mine, errors = run_on_all(step.find_producer, device)
     if errors:
         return None, errors
-    found = all_gather_object(None if mine is None else mine.to_dict())
-    return next((Producer.load(one) for one in found if one is not None), None), []
+    return next(filter(None, all_gather_object(mine)), None), []

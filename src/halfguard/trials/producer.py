@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass, fields
+from typing import Literal, Self
 
 from torch import nn
 
@@ -111,26 +111,7 @@ class Producer:
         """Return the producer of a culprit; None for bad weights or data, or an infinity that is meant."""
         if culprit is None or culprit.kind != "op" or culprit.intended:
             return None
-        return cls(
-            culprit.module,
-            culprit.file,
-            culprit.line,
-            culprit.code,
-            culprit.op,
-            culprit.phase,
-            culprit.dtype,
-            culprit.swallowed,
-            culprit.compiled,
-        )
-
-    @classmethod
-    def load(cls, values: dict[str, Any]) -> Self:
-        """Return the producer of ``to_dict``."""
-        return cls(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for other ranks."""
-        return asdict(self)
+        return cls(**{field.name: getattr(culprit, field.name) for field in fields(cls)})
 
     @property
     def key(self) -> str:

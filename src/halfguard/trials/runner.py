@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from halfguard.dist.wrapping import local_tensor
 from halfguard.numerics.finite import all_finite
-from halfguard.precision.modes import HALF_DTYPES
+from halfguard.numerics.tensor_rows import local_tensor
 
 
 @dataclass(frozen=True)
@@ -82,20 +81,3 @@ class Runner(ABC):
         finally:
             for weight, copy in zip(weights, copies, strict=True):
                 weight.copy_(copy)
-
-
-@contextmanager
-def half_tensors_in_fp32(model: nn.Module) -> Iterator[None]:
-    """Run the block with all 16-bit weights and buffers in FP32; gradients are then FP32 as well."""
-    half = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in HALF_DTYPES]
-    kept = [(tensor, tensor.data) for tensor in half]
-    try:
-        for tensor, data in kept:
-            tensor.data = data.float()
-        yield
-    finally:
-        for tensor, data in kept:
-            grad, tensor.grad = tensor.grad, None
-            tensor.data = data
-            if grad is not None:
-                tensor.grad = grad.to(data.dtype)

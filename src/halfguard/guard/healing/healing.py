@@ -19,6 +19,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +164,12 @@ class Healing:
         Every rank must call this, with a batch to try islands on.
         """
         alarms, self._alarms = self._alarms, []
-        mine = [producer.to_dict() for producer, _ in alarms]
         tried_on = alarms[0][1] if alarms else batches
-        for values in [one for found in all_gather_object(mine) for one in found]:
+        found = all_gather_object([producer for producer, _ in alarms])
+        for producer in chain.from_iterable(found):
             if self._memory.stopped:
                 return
-            self._follow_alarm(Producer.load(values), tried_on, index)
+            self._follow_alarm(producer, tried_on, index)
 
     def _follow_alarm(self, producer: Producer, batches: StepBatches, index: int) -> None:
         fault = self._memory.of(producer.key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from halfguard.records.plan import AnyIsland, Island, LineIsland
@@ -51,21 +51,10 @@ class HealingMemory:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "counts": dict(self.counts),
-            "tried": {key: list(names) for key, names in self.tried.items()},
-            "given_up": list(self.given_up),
-            "healed": [
-                {
-                    "island": fault.island.model_dump(mode="json"),
-                    "producer": fault.producer,
-                    "since": fault.since,
-                }
-                for fault in self.healed
-            ],
-            "in_vain": self.in_vain,
-            "stopped": self.stopped,
-        }
+        state = asdict(self)
+        for fault in state["healed"]:
+            fault["island"] = fault["island"].model_dump(mode="json")
+        return state
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> HealingMemory:

@@ -34,10 +34,11 @@ from halfguard.precision.modes import (
     eagerly,
     without_autocast,
 )
+from halfguard.precision.upcast import half_tensors_in_fp32
 from halfguard.step.random_state import preserved_random_state
 from halfguard.tracing.audit import restored_gradients
 from halfguard.trials.line_islands import LineIslands
-from halfguard.trials.runner import Runner, do_nothing, half_tensors_in_fp32
+from halfguard.trials.runner import Runner, do_nothing
 
 
 class TrialSteps(Runner):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim import Optimizer
 
-from halfguard.dist.wrapping import local_tensor, unwrap_model
+from halfguard.dist.wrapping import unwrap_model
 from halfguard.guard.look import (
     FORGET_AFTER,
     ComparedTensors,
@@ -37,7 +37,7 @@ from halfguard.guard.look import (
 from halfguard.guard.step_batches import BatchCopy, StepBatches
 from halfguard.guard.stepping.buffers import Buffers
 from halfguard.numerics.finite import all_finite
-from halfguard.numerics.tensor_rows import is_plain
+from halfguard.numerics.tensor_rows import is_plain, local_tensor
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.precision.upcast import cast_to_fp32

@@ -27,7 +27,6 @@ from halfguard.dist.wrapping import (
     disable_fsdp_mixed_precision,
     is_dtensor,
     is_replicated_elsewhere,
-    local_tensor,
     reduce_partial,
     unreduced_gradients,
     unwrap_model,
@@ -47,9 +46,10 @@ from halfguard.guard.stepping.buffers import Buffers
 from halfguard.guard.stepping.gate import Gate
 from halfguard.guard.stepping.scaler import CEILING, GradScaler
 from halfguard.guard.stepping.step_state import StepState
+from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.precision.master_weights import MasterWeights
 from halfguard.precision.modes import without_autocast
-from halfguard.precision.upcast import frozen_half_weights_in_fp32
+from halfguard.precision.upcast import half_tensors_in_fp32
 from halfguard.precision_names import Precision
 from halfguard.step.holders import Saved
 from halfguard.step.parameters import parameters_of
@@ -163,7 +163,7 @@ class Stepper:
         if wide and self._in_fp32 is None:
             self._in_fp32 = ExitStack()
             self._disable_fsdp_mixed_precision(self._in_fp32)
-            self._in_fp32.enter_context(frozen_half_weights_in_fp32(self.model))
+            self._in_fp32.enter_context(half_tensors_in_fp32(self.model, trained=False))
         elif not wide and self._in_fp32 is not None:
             self._in_fp32.close()
             self._in_fp32 = None
@@ -426,7 +426,7 @@ class Stepper:
         try:
             self._disable_fsdp_mixed_precision(narrow_again)
             with (
-                frozen_half_weights_in_fp32(self.model),
+                half_tensors_in_fp32(self.model, trained=False),
                 self.step_state.in_fp32(),
                 self.scaler.repeating(),
                 saving(),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from halfguard.numerics.tensor_rows import read_all
 from halfguard.tracing.call_arguments import tensors_in
 from halfguard.tracing.operation_places import (
     ModuleStack,
@@ -107,11 +108,15 @@ class OperationMaxima(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def read(self) -> list[Maximum]:
         """Copy all numbers to the host, in one transfer per device. Here the host waits."""
-        by_device: dict[torch.device, list[Measured]] = {}
-        for one in self._measured:
-            by_device.setdefault(one.low.device, []).append(one)
-        self._measured, self._made = [], {}
-        return [found for some in by_device.values() for found in _read(some)]
+        measured, self._measured, self._made = self._measured, [], {}
+        numbers = iter(read_all([t for one in measured for t in (one.low, one.high, *one.nonzero)]))
+        found = []
+        for one in measured:
+            (low,), (high,) = next(numbers), next(numbers)
+            absmax = low if low != low else max(-low, high)  # noqa: PLR0124 - NaN
+            nonzero = tuple(int(next(numbers)[0]) for _ in one.nonzero)
+            found.append(Maximum(one.place, absmax, one.low.dtype, one.numel, nonzero))
+        return found
 
     def _skips(self, func: Any) -> bool:
         skipped = self._skipped.get(func)
@@ -160,26 +165,3 @@ def _measure(place: Place, tensor: Tensor, name: str) -> Measured:
         bits = tensor.view(torch.int16)
         counts = tuple(torch.count_nonzero(bits.bitwise_and(mask)) for mask in _BITS)
     return Measured(place, low, high, tensor.numel(), counts)
-
-
-def _read(some: list[Measured]) -> list[Maximum]:
-    ends: dict[torch.dtype, list[Tensor]] = {}
-    for one in some:
-        ends.setdefault(one.low.dtype, []).extend((one.low, one.high))
-    counts = [count for one in some for count in one.nonzero]
-    parts = [torch.stack(of_dtype).float() for of_dtype in ends.values()]
-    if counts:
-        parts.append(torch.stack(counts).float())
-    flat: list[float] = torch.cat(parts).tolist()
-    starts, at = {}, 0
-    for dtype, of_dtype in ends.items():
-        starts[dtype] = iter(flat[at : at + len(of_dtype)])
-        at += len(of_dtype)
-    rest = iter(flat[at:])
-    found = []
-    for one in some:
-        low, high = next(starts[one.low.dtype]), next(starts[one.low.dtype])
-        absmax = low if low != low else max(-low, high)  # noqa: PLR0124 - NaN
-        nonzero = tuple(int(next(rest)) for _ in one.nonzero)
-        found.append(Maximum(one.place, absmax, one.low.dtype, one.numel, nonzero))
-    return found

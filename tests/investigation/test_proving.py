@@ -132,6 +132,12 @@ def test_a_patch_is_proven_if_its_fault_is_gone_and_no_other_is_new(
         assert fault_left(result, MISUSED, before) == "it has a new fault: clipped"
 
 
+def test_digits_that_other_lines_lose_are_judged_by_what_is_learnt() -> None:
+    digits = Misused(kind="lost digits", sentence="", unsure=True)
+    result = GOOD.model_copy(update={"misuse": (digits,)})
+    assert not fault_left(result, digits.model_copy(update={"unsure": False}), (digits,))
+
+
 @pytest.mark.parametrize(
     ("audit", "error"),
     [

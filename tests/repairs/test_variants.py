@@ -11,6 +11,8 @@ from halfguard.repairs.casts import call_in_fp32, float_arguments, float_positio
 from halfguard.repairs.fp32_weights import fp32_parameters, fp32_weights, island
 from halfguard.repairs.masks import (
     deviation_of_one,
+    divide_by_nonzero,
+    ignored_labels,
     labels_from_zero,
     mean_of_nothing,
     skip_bad_batch,
@@ -45,6 +47,22 @@ from halfguard.repairs.steps import (
 )
 from tests.repairs.patched_script import at, patched
 
+EPOCHS = """def epoch():
+    s = GradScaler()
+    for x in data:
+        g(s, x)
+
+
+for _ in range(9):
+    epoch()
+"""
+MICRO = """for b in d:
+    s.unscale_(o)
+    norm = clip_grad_norm_(p, 1)
+    if last:
+        s.step(o)
+    print(norm)
+"""
 LOOP = """for x in data:
     scaler.scale(loss(x)).backward()
     if bad():
@@ -121,6 +139,17 @@ ROWS: list[Row] = [
      "def f():\n    s = GradScaler()\n    for x in data:\n        g(s, x)\n"),
     (scaler_once, {}, "def f(d):\n    s = GradScaler(d)\n    g(s)\n", "s =", ""),
     (scaler_once, {}, "def f():\n    s = GradScaler()\n    for x in data:\n        g(s, x)\n", "s =", ""),
+    (scaler_once, {}, EPOCHS, "s =", "s = GradScaler()\n\n\ndef epoch():\n    for x in data:\n"),
+    (unscale_once, {}, MICRO, "unscale_", "norm = torch.zeros(())\nfor b in d:\n    if last:\n        s.un"),
+    (skip_bad_batch, {}, "for b in d:\n    accelerator.backward(loss)\n", "backward",
+     "    if not torch.isfinite(loss):\n        continue\n"),
+    (ignored_labels, {"label": -1}, "y = torch.full((2, 3), -1)\nz = f(-1)\n", "y",
+     "y = torch.full((2, 3), -100)\nz = f(-1)\n"),
+    (ignored_labels, {"label": -1}, "y = torch.full((2, 3), -1)\nz = x.fill_(-1)\n", "y", ""),
+    (divide_by_nonzero, {}, "import numpy as np\nu = a / (b - c)\n", "u =",
+     "np.where((b - c) == 0, 1, b - c)"),
+    (divide_by_nonzero, {}, "import numpy as np\nu = a / b / c\n", "u", ""),
+    (divide_by_nonzero, {}, "u = a / b\n", "u", ""),
     (leave_out_step, {}, "scaler.step(optimizer); optimizer.step()\n", "step", ""),
     (update_before_continue, {}, LOOP.replace("bad():\n        continue", "bad(): continue"), "scale(",
      "    if bad(): scaler.step(optimizer); scaler.update(); continue\n"),

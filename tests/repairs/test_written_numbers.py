@@ -23,6 +23,8 @@ from tests.repairs.patched_script import at, patched, write
         ),
         ("x.scatter_(0, i, src=f(y))", "x.scatter_(0, i, src=f(y).to(x.dtype))"),
         ("x.index_put_((i,), y[0])", "x.index_put_((i,), y[0].to(x.dtype))"),
+        ("out[rows] = f(x)", "out[rows] = f(x).to(out.dtype)"),
+        ("make()[rows] = f(x)", ""),
         ("make().index_add_(0, col, m)", ""),  # it would be made twice
         ("x.add_(y)", ""),
     ],

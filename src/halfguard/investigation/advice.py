@@ -141,6 +141,8 @@ def advise_on_reference(step: InFP32, script: InFP32, made: Made, casts: tuple[P
             "The run diverges in FP32 as well, from its first line: 16 bits show it a few steps earlier. "
             "Lower the learning rate, warm it up, or clip gradients"
             + (f": {made_at}." if made_at else ".")
+            + " If a learned number grows without a limit (a log-scale, a temperature), give it one, by tanh "
+            "or clamp, before it is used, and use the limited number wherever it is."
         )
     return ""
 

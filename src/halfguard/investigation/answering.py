@@ -102,6 +102,8 @@ def answer_bad_number(
     raw = (one.sentence for one in first.misuse if one.kind in ("raw step", "second step"))
     advice = advice if cure is not None else next(raw, advice)
     half = "" if second.culprit is None else second.culprit.dtype
+    if first.rate is not None and cure is None:
+        advice = "Keep the learning rate finite: look at what divides in its schedule, and at its counts."
     return ScriptAnswer(
         **_common(target, first, proven, half=half),
         outcome="non-finite value",
@@ -113,13 +115,24 @@ def answer_bad_number(
         culprit=second.culprit,
         cause=_cause(second),
         exact=_exact(second),
-        reason="" if second.reason is None else second.reason.text,
+        reason=_reason(first, second),
         repeated=note or _repeated(second, event),
         in_fp32=in_fp32,
         trials=(*(result.trial for result in second.trials), *proven.trials),
         advice=advice,
         notes=(*_notes(first, shared), *_misuse(first.misuse, cure)),
     )
+
+
+def _reason(first: PassResult, second: PassResult) -> str:
+    """Return why a number is bad, as a clause: what the script computed beside torch comes first."""
+    of_data = second.culprit is not None and second.culprit.kind == "input"
+    lines = "; ".join(f"{what} at {describe_place(place)}" for place, what in first.numpy[:2])
+    by_numpy = f"NumPy met {lines}" if lines else ""
+    if first.rate is not None:
+        return "; ".join(filter(None, (first.rate.text, by_numpy)))
+    found = "" if second.reason is None else second.reason.text
+    return by_numpy or found if of_data else found
 
 
 def answer_crash(

@@ -33,6 +33,7 @@ from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
 from halfguard.records.script_answer import InFP32
 from halfguard.repairs.applying import fits
 from halfguard.repairs.casts import leave_out_cast
+from halfguard.repairs.masks import divide_by_nonzero
 
 _IN_FP32_NAME = "the script in FP32, from its first line"
 _FEWEST = 2  # losses that are compared
@@ -170,7 +171,6 @@ def failure(result: PassResult, event: Event) -> str:
 
 def fault_left(result: PassResult, misused: Misused, before: Sequence[Misused]) -> str:
     """Return why a run of the patched script is no cure of a misuse; empty if it is, and none is new."""
-    kinds = {one.kind for one in result.misuse}
     sure = {one.kind for one in result.misuse if not one.unsure}
     new = sorted(sure - {one.kind for one in before})
     if result.error or result.ended not in OVER or not result.backward:
@@ -179,7 +179,9 @@ def fault_left(result: PassResult, misused: Misused, before: Sequence[Misused]) 
         return f"bad at step {result.event.step}"
     if new:
         return f"it has a new fault: {', '.join(new)}"
-    return "it is misused as before" if misused.kind in kinds else ""
+    # Digits are lost elsewhere, too: that is judged by what the script learns.
+    left = sure if misused.kind == "lost digits" else {one.kind for one in result.misuse}
+    return "it is misused as before" if misused.kind in left else ""
 
 
 def without_proof(cures: Sequence[Cure]) -> Cure | None:
@@ -208,7 +210,7 @@ def cure_bad_run(
     script = "" if one.target.is_module else str(one.folder / one.target.name)
     with contextlib.chdir(one.base):  # paths of patches begin there
         cures = list_cures(second, event, script) if crash is None else crash.cures()
-        cures = [*misuse_cures(first), *cures]
+        cures = [*misuse_cures(first), *_by_numpy(first, second), *cures]
     step = in_fp32 = judge_fp32(second.trials)
     if not _can_patch(one) or second.ended == "interrupted" or not is_worth_it(first, event):
         return Proven(without_proof(cures), in_fp32=in_fp32)
@@ -219,8 +221,11 @@ def cure_bad_run(
     known = reference.judge(event)
     advice = advise_on_reference(in_fp32, known, second.made, reference.result.casts)
     in_fp32 = in_fp32 if known == "unknown" else known
-    if in_fp32 == "fails":  # then no other precision is a cure
-        cures = [cure for cure in cures if cure.what != "precision"]
+    if (
+        in_fp32 == "fails"
+    ):  # then no other precision is a cure, nor a limit that hides how numbers grow
+        limits = {one.trial.name for one in second.trials if one.limits and step == "fine"}
+        cures = [one for one in cures if one.what != "precision" and one.trial not in limits]
     if advice:  # the step alone shows nothing
         with contextlib.chdir(one.base):
             kept = map(leave_out_cast, reference.result.casts)
@@ -238,6 +243,14 @@ def cure_bad_run(
             step  # with the fault mended the script trains: FP32 fails later, by the same fault
         )
     return Proven(proven.cure, trials, in_fp32, advice)
+
+
+def _by_numpy(first: PassResult, second: PassResult) -> Iterator[Cure]:
+    """Yield divisions by what is not 0, where NumPy made numbers that are not finite."""
+    of_data = second.culprit is not None and second.culprit.kind == "input"
+    for place, what in first.numpy if of_data else ():
+        text = f"NumPy met {what} at {describe_place(place)}. Divide by 1 where the divisor is 0."
+        yield from untried(text, divide_by_nonzero(place), "HG612")
 
 
 def _worse(one: Investigation, reference: Reference, cure: Cure) -> str:

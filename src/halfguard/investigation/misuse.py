@@ -80,6 +80,14 @@ class Crash:
                 patch,
                 "HG302",
             )
+        if label := re.search(_LABEL, self.error):
+            patch, places = masks.ignored_labels.with_places(self.place, int(label[1]))
+            yield from untried(
+                f"The label {label[1]} is no class. Losses of torch ignore -100, and no other label unless "
+                f"ignore_index names it: write -100 at {describe_place(next(iter(places), None))}.",
+                patch,
+                "HG612",
+            )
         if self.code == "HD106" and self.made.optimizer is not None:
             lines = (self.made.optimizer, *self.made.optimizer_callers)
             named = next((one for one in lines if not steps.is_returned(one)), None)
@@ -132,6 +140,7 @@ class _Known:
 
 
 _OF_SCALER = ("HG202", "HG303", "HD106")
+_LABEL = r"Target (-?\d+) is out of bounds"
 _NO_KERNEL = r'"([^"]*)" not implemented for .(Half|BFloat16)\b'
 _KNOWN = (
     _Known(
@@ -196,10 +205,11 @@ _KNOWN = (
         lambda one: (*fp32_weight_patches(one.made), casts.float_arguments(one.place, one.error)),
     ),
     _Known(
-        r"Target -?\d+ is out of bounds",
+        _LABEL,
         "HG612",
         "A label is not among the classes, which are counted from 0 to one less than the number of outputs. "
-        "Count labels from 0, or give the model an output for each.{at}",
+        "Count labels from 0, or give the model an output for each. To leave out padding, label it -100, or "
+        "name its label as ignore_index.{at}",
         lambda one: (masks.labels_from_zero(one.place),),
     ),
     _Known(

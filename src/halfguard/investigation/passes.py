@@ -263,6 +263,8 @@ class PassResult(FloatRecordPart):
     regions: tuple[str, ...] = ()  # device and dtype of the autocast that ran
     outside: tuple[str, ...] = ()  # effects outside the copied folder
     casts: tuple[Place, ...] = ()  # casts to half that a run in FP32 has left out
+    numpy: tuple[tuple[Place, str], ...] = ()  # lines where NumPy met NaN or Inf, and how
+    rate: Reason | None = None  # a learning rate that is not finite
     # of the second pass
     culprit: Culprit | None = None
     of_data: bool = False  # the operation had no parameter among its inputs

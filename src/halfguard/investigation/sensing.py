@@ -23,6 +23,7 @@ from torch import Tensor
 from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
 from halfguard.investigation.detectors import DETECTORS
 from halfguard.investigation.made_places import MadePlaces
+from halfguard.investigation.numpy_errors import BadRate, NumpyErrors
 from halfguard.investigation.passes import (
     Ended,
     Event,
@@ -102,7 +103,9 @@ class Sensing:
         self._progress = ProgressFile(plan.answer)
         self._detectors = [make(bus) for make in DETECTORS]
         self._made = MadePlaces(plan)
-        bus.listen(*self._detectors, self._made, self)
+        self._numpy, self._rate = NumpyErrors(), BadRate()
+        self._numpy.watch()
+        bus.listen(*self._detectors, self._made, self._rate, self)
 
     def on_backward(self, call: BackwardCall) -> None:
         if not call.accumulates:
@@ -247,6 +250,8 @@ class Sensing:
             regions=self._surroundings.regions,
             outside=self._surroundings.effects,
             casts=tuple(self._bus.casts),
+            numpy=tuple(self._numpy.places.items()),
+            rate=self._rate.reason,
         )
 
     def _leave(self, result: PassResult) -> NoReturn:

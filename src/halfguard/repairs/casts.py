@@ -75,7 +75,13 @@ _WRITERS = ("index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce
 
 @Repair
 def cast_source(file: SourceFile, line: int) -> None:
-    """Cast the last tensor that a writing call on a line is given."""
+    """Cast the last tensor that a writing call on a line is given, or what is assigned to a part of one."""
+    statement = file.statement_at(line)
+    part = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if isinstance(statement, ast.Assign) and isinstance(part, ast.Subscript):
+        if (owner := file.source(part.value)).replace(".", "").isidentifier():
+            file.replace(statement.value, f"{file.as_owner(statement.value)}.to({owner}.dtype)")
+        return
     found = [call for call in file.calls_of(line) if called_name(call).rstrip("_") in _WRITERS]
     if len(found) != 1:
         return

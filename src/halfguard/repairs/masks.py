@@ -74,6 +74,33 @@ def labels_from_zero(file: SourceFile, line: int) -> None:
         file.append(found[0].args[1], " - 1")
 
 
+_FILLS = (
+    "full",
+    "full_like",
+    "new_full",
+    "fill_",
+    "masked_fill",
+    "masked_fill_",
+    "pad_sequence",
+    "pad",
+)
+
+
+@Repair
+def ignored_labels(file: SourceFile, _line: int, label: int) -> None:
+    """Write -100, which losses ignore, where the only tensor of a file is filled with a negative label."""
+    given = [
+        value
+        for call in file.calls
+        if called_name(call) in _FILLS
+        for value in (*call.args, *(keyword.value for keyword in call.keywords))
+        if label < 0 and file.source(value).replace(" ", "") == str(label)
+    ]
+    if len(given) == 1:
+        file.replace(given[0], "-100")
+        file.changed.append(given[0].lineno)
+
+
 _MEANS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
           "binary_cross_entropy_with_logits")  # fmt: skip
 
@@ -91,6 +118,24 @@ def mean_of_nothing(file: SourceFile, line: int) -> None:
     elif means and not call.args and not call.keywords and isinstance(call.func, ast.Attribute):
         owner = file.source(call.func.value)
         file.replace(call, f"({owner}.sum() / max({owner}.numel(), 1))")
+
+
+@Repair
+def divide_by_nonzero(file: SourceFile, line: int) -> None:
+    """Divide by 1 where the only divisor of a statement of NumPy is 0."""
+    statement = file.statement_at(line)
+    divisions = [
+        node
+        for node in ast.walk(statement or ast.Pass())
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and node.lineno == line
+    ]
+    imports = (node for node in ast.walk(file.tree) if isinstance(node, ast.Import))
+    numpy = next(
+        (a.asname or a.name for one in imports for a in one.names if a.name == "numpy"), ""
+    )
+    if isinstance(statement, SIMPLE) and len(divisions) == 1 and numpy:
+        by = divisions[0].right
+        file.replace(by, f"{numpy}.where({file.as_owner(by)} == 0, 1, {file.source(by)})")
 
 
 @Repair
@@ -115,7 +160,8 @@ def skip_bad_batch(file: SourceFile, line: int) -> None:
     if backward is not None and isinstance(backward[1].func, ast.Attribute):
         scaled = backward[1].func.value
         calls = isinstance(scaled, ast.Call) and called_name(scaled) == "scale" and scaled.args
-        loss, margin = calls[0] if calls else scaled, " " * backward[0].col_offset
+        passed = backward[1].args[:1]  # of a framework: accelerator.backward(loss)
+        loss, margin = (calls or passed or [scaled])[0], " " * backward[0].col_offset
         if isinstance(loss, ast.Name):
             lines = (f"if not torch.isfinite({loss.id}):", "    continue")
             file.insert_before(backward[0], "\n".join(margin + one for one in lines))

@@ -6,7 +6,7 @@ import ast
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.scalers import CLIPPINGS, scaler_steps, steps_around
-from halfguard.repairs.source_file import SourceFile, all_calls, called_name
+from halfguard.repairs.source_file import SourceFile, all_calls, assigned_target, called_name
 
 
 @Repair
@@ -90,6 +90,22 @@ def unscale_once(file: SourceFile, line: int) -> None:
     file.insert_before(step, "\n".join(file.moved(one, step.col_offset) for one in group))
     for one in group:
         file.remove(one)
+    _set_before_loop(file, line, group)
+
+
+def _set_before_loop(file: SourceFile, line: int, moved: list[ast.stmt]) -> None:
+    """Give names a value before the loop, if they are read in iterations that do not assign them any more."""
+    loop = file.loop_at(line)
+    targets = {t.id for one in moved if isinstance(t := assigned_target(one), ast.Name)}
+    after = max(one.end_lineno or one.lineno for one in moved)
+    read = {
+        node.id
+        for node in ast.walk(loop or file.tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.lineno > after
+    }
+    if loop is not None:
+        for name in sorted(targets & read):
+            file.insert_before(loop, f"{' ' * loop.col_offset}{name} = torch.zeros(())")
 
 
 @Repair

@@ -66,11 +66,18 @@ def scaler_once(file: SourceFile, line: int) -> None:
     stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     used = {n.id for n in ast.walk(making.value) if isinstance(n, ast.Name)}
     is_free = not used & (inside | set(stored)) and stored.count(target.id) == 1
-    is_called = function and not any(isinstance(node, ast.For | ast.While) for node in nodes)
+    has_loop = any(isinstance(node, ast.For | ast.While) for node in nodes)
+    is_called = function and (not has_loop or _is_called_in_loop(file, function.name))
     if is_free and (loop or (is_called and not getattr(first, "decorator_list", ()))):
         gap = "" if loop else "\n\n"
         file.insert_before(first, f"{file.moved(making, first.col_offset)}{gap}")
         file.remove(making)
+
+
+def _is_called_in_loop(file: SourceFile, name: str) -> bool:
+    calls = (call for call in file.calls if called_name(call) == name)
+    scopes = ((call, file.function_at(call.lineno) or file.tree) for call in calls)
+    return any(loops_around(scope, call.lineno) for call, scope in scopes)
 
 
 @Repair

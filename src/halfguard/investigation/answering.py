@@ -27,6 +27,7 @@ from halfguard.investigation.passes import (
 from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.script_answer import InFP32, ScriptAnswer
 
+_BEFORE = ("raw step", "second step", "half moments")  # what was wrong before a number was bad
 _CULPRITS = {"input": "HG612", "parameter": "HG613", "buffer": "HG613"}
 
 
@@ -99,7 +100,7 @@ def answer_bad_number(
     if second.mask is not None and second.culprit is not None and in_fp32 == "fine":
         advice = "" if cure is not None else advise_on_mask(second.mask, second.culprit)
         second = second.model_copy(update={"culprit": second.mask, "exact": math.nan})
-    raw = (one.sentence for one in first.misuse if one.kind in ("raw step", "second step"))
+    raw = (one.sentence for one in first.misuse if one.kind in _BEFORE)
     advice = advice if cure is not None else next(raw, advice)
     half = "" if second.culprit is None else second.culprit.dtype
     if first.rate is not None and cure is None:

@@ -16,6 +16,7 @@ A listener is any object; each of its methods ``on_EVENT`` is called when that h
 | ``optimizer_made``, ``module_made``, ``copied`` | the object |
 | ``casting``, ``cast`` | a module, before; a module, and its parameters that became half |
 | ``autocast_made``, ``autocast_entered`` | region and requested device; a region, before |
+| ``casts_forgotten``, ``loading_state`` | nothing: autocast's cache is cleared; an optimizer, a state |
 | ``saving``, ``spawned``, ``operation`` | a path; nothing; an operation, its arguments and its result |
 | ``finished`` | the error of the script, and how it ended |
 
@@ -156,6 +157,9 @@ class HookBus:
         )
         self._replace(torch.autocast, "__init__", self._autocast)
         self._watch(torch.autocast, "__enter__", before=self._enter_region)
+        self._watch(
+            torch, "clear_autocast_cache", after=lambda *_, **__: self.publish("casts_forgotten")
+        )
         self._watch(torch, "save", before=self._saves)
         self._watch(torch.multiprocessing, "spawn", before=lambda *_, **__: self.publish("spawned"))
 
@@ -296,6 +300,11 @@ class HookBus:
                 self._skipped = None
 
         self._watch(torch.optim.Optimizer, "__init__", after=made)
+        self._watch(
+            torch.optim.Optimizer,
+            "load_state_dict",
+            before=lambda *given, **_: self.publish("loading_state", *given[:2]),
+        )
         self._hooks += [
             register_optimizer_step_pre_hook(stepping),
             register_optimizer_step_post_hook(stepped),

@@ -109,7 +109,7 @@ _SECONDS = 300.0  # for all of them
 # Trials of these change torch's state; their patches are edits of other lines, which no trial has run.
 _SETTINGS = frozenset({"island", "scale", "precision"})
 
-_IN_ANY_PRECISION = ("HG215",)  # gradients add up
+_IN_ANY_PRECISION = ("HG215", "HG217")  # gradients add up, or are too small
 
 RunPatched = Callable[[str], PassResult | None]  # None if the patch does not fit
 Judge = Callable[[PassResult, Cure], str]  # what is wrong with a run of a patched script

@@ -289,6 +289,10 @@ _PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterator[str]]] = {
         (settings.scaler_device(one.place, first.made.autocast_device),)
     ),
     "not zeroed": lambda one, _: iter((steps.zero_gradients(one.by),)),
+    "stale casts": lambda one, _: iter(
+        (settings.autocast_region(one.place, "cache_enabled", "False"),)
+    ),
+    "divided twice": lambda one, _: iter((scaling.undivided_loss(one.place),)),
     "no scaler": _add_scaler,
     "lost updates": _fp32_weights,
     "bad buffer": _fp32_weights,

@@ -35,6 +35,7 @@ from halfguard.investigation.passes import (
     leave,
     write_losses,
 )
+from halfguard.investigation.silent_faults import DividedTwice, HalfMoments, StaleCasts
 from halfguard.investigation.working_copy import Surroundings
 from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.precision.modes import HALF_DTYPES
@@ -101,7 +102,8 @@ class Sensing:
         self._scales = ScalerFacts()
         self._started = time.monotonic()
         self._progress = ProgressFile(plan.answer)
-        self._detectors = [make(bus) for make in DETECTORS]
+        made = (*DETECTORS, StaleCasts, DividedTwice, HalfMoments)
+        self._detectors = [make(bus) for make in made]
         self._made = MadePlaces(plan)
         self._numpy, self._rate = NumpyErrors(), BadRate()
         self._numpy.watch()

@@ -121,7 +121,10 @@ def answer_bad_number(
         in_fp32=in_fp32,
         trials=(*(result.trial for result in second.trials), *proven.trials),
         advice=advice,
-        notes=(*_notes(first, shared), *_misuse(first.misuse, cure)),
+        notes=(
+            *_notes(first, shared),
+            *(one for one in _misuse(first.misuse, cure) if one != advice),
+        ),
     )
 
 

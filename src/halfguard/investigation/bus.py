@@ -16,7 +16,8 @@ A listener is any object; each of its methods ``on_EVENT`` is called when that h
 | ``optimizer_made``, ``module_made``, ``copied`` | the object |
 | ``casting``, ``cast`` | a module, before; a module, and its parameters that became half |
 | ``autocast_made``, ``autocast_entered`` | region and requested device; a region, before |
-| ``casts_forgotten``, ``loading_state`` | nothing: autocast's cache is cleared; an optimizer, a state |
+| ``casts_forgotten``, ``state_taken`` | nothing: autocast's cache is cleared, an optimizer's state read |
+| ``loading_state`` | an optimizer, and the state that it is about to load |
 | ``saving``, ``spawned``, ``operation`` | a path; nothing; an operation, its arguments and its result |
 | ``finished`` | the error of the script, and how it ended |
 
@@ -304,6 +305,9 @@ class HookBus:
             torch.optim.Optimizer,
             "load_state_dict",
             before=lambda *given, **_: self.publish("loading_state", *given[:2]),
+        )
+        self._watch(
+            torch.optim.Optimizer, "state_dict", before=lambda *_, **__: self.publish("state_taken")
         )
         self._hooks += [
             register_optimizer_step_pre_hook(stepping),

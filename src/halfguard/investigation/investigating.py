@@ -105,8 +105,9 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         else answer_crash(one.target, first, crash, proven, shared)
     )
     notes = (*answer.notes, *_further_notes(one, first, answer))
-    reason = "" if second.reason is None else second.reason.code
-    code = name_failure(answer, first.misuse, reason)
+    reasons = [one.code for one in first.misuse if one.kind == "half moments"]
+    reasons += [] if second.reason is None else [second.reason.code]
+    code = name_failure(answer, first.misuse, next(iter(reasons), ""))
     known = {"log": log, "rank": one.bad_rank, "notes": notes, "code": code}
     return answer.model_copy(update=known)
 

@@ -100,6 +100,10 @@ class HalfMoments(Detector):
     code = "HG311"
     _MANY = 0.01  # of the elements whose first moment is not 0
     _seen: Misused | None = None
+    _taken: Place | None = None
+
+    def on_state_taken(self) -> None:
+        self._taken = user_place() or self._taken
 
     def on_loading_state(self, optimizer: Any, state: Any) -> None:
         """Count second moments that are 0 in half, although the first moment is not 0."""
@@ -122,10 +126,12 @@ class HalfMoments(Detector):
             lost = sum(int(((first != 0) & (second == 0)).sum()) for first, second in half)
         place = user_place()
         if moved and lost > self._MANY * moved and place is not None:
+            saved = describe_place(self._taken or place)
             text = (
                 f"The state of {type(optimizer).__name__} was saved in half: {lost / moved:.0%} of second "
                 "moments are too small for that, and are 0 when they are loaded, so that steps are divided "
-                f"by eps alone. Save the state of the optimizer in FP32: {describe_place(place)}."
+                f"by eps alone. Save the state of the optimizer in FP32: {saved}. "
+                f"It is loaded at {describe_place(place)}."
             )
             self._seen = Misused(kind="half moments", code=self.code, sentence=text, place=place)
 

@@ -571,6 +571,12 @@ def a_checkpointed_block_is_one_frame_that_its_graph_holds() -> None:
     assert [frame() for frame in frames] == [None]
 
 
+@used_by("investigation", "_saved_other")
+def a_division_keeps_its_divisor() -> None:
+    node: Any = (torch.ones(1, requires_grad=True) / 8).grad_fn
+    assert (node.name(), float(node._saved_other)) == ("DivBackward0", 8.0)
+
+
 @used_by("precision tracing", "torch._C._current_graph_task_id")
 @used_by("tracing", "torch._C._current_autograd_node", "torch._C._autograd._get_sequence_nr")
 @used_by("tracing", "_sequence_nr")

@@ -20,7 +20,7 @@ from benchmarks.famous.row import Row
 from benchmarks.models.planted import FAULTS, PERIODIC
 from benchmarks.models.planted import is_held_out as planted_held_out
 from benchmarks.models.swallowed import PLANTED
-from halfguard.errors import HalfguardError
+from halfguard.errors import HalfguardError, NoPlanError
 from halfguard.incident import open_incident
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision_names import Precision
@@ -142,6 +142,8 @@ def _replay(work: Workload, incident: Path) -> list[AnyIsland]:
 def _plan(work: Workload, steps: int) -> list[AnyIsland] | str:
     try:
         plan = hg.plan(work, steps=steps)
+    except NoPlanError:
+        return []
     except HalfguardError as error:
         return f"none: {error.message}"
     return [*plan.islands, *plan.lines]

@@ -38,11 +38,12 @@ from typing import Any
 
 from benchmarks.rate import Rate
 from benchmarks.tables.sections import ROOT, update_sections
+from halfguard.lint.project import is_about_setup
 
 DATA = Path(__file__).parent
 LISTS = (DATA / "repositories.txt", *(DATA / f"repositories-{n}.txt" for n in (2, 3, 4, 5, 6)))
 SUFFIXES = (
-    ".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".rst", ".sh", ".slurm", ".sbatch", ".json",
+    ".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".rst", ".sh", ".slurm", ".sbatch", ".json", ".bat",
     "setup.cfg", "Pipfile",
 )  # fmt: skip
 HALVES = ("working", "held-out")
@@ -128,9 +129,7 @@ def _write_files(git: Path, commit: str, target: Path) -> int:
 
 def _is_wanted(path: str) -> bool:
     """Return whether lint reads a file: source, configuration, or requirements."""
-    name = Path(path).name.lower()
-    is_list = path.endswith(".txt") and "requirement" in path
-    return path.endswith(SUFFIXES) or is_list or re.match("readme|.*dockerfile", name) is not None
+    return path.endswith(SUFFIXES) or is_about_setup(path)
 
 
 def findings_of(

@@ -108,8 +108,11 @@ def test_facts(text: bytes, facts: set[str]) -> None:
         ("- [PyTorch](https://pytorch.org) 1.10", [(1, 10)], []),
         ("- **PyTorch**: 1.8.1\n- PyTorch:1.8.1", [(1, 8), (1, 8)], []),
         ("- PyTorch 1.2.0+\n* PyTorch 1.4 or later", [], [(1, 2), (1, 4)]),
-        ("We use PyTorch 1.7", [], [(1, 7)]),
-        ("It was tested with:\n- PyTorch 1.7", [], [(1, 7)]),
+        ("We use PyTorch 1.7, and it needs PyTorch 1.4 or greater", [(1, 7)], [(1, 4)]),
+        ("It was tested with:\n- PyTorch 1.7", [(1, 7)], []),
+        ("| pytorch 2.0.1 | https://... |\n| torch | 1.13.1 |", [(2, 0), (1, 13)], []),
+        ("* pytorch1.2.0, torch2trt, PyTorch: 1.8.1+cu111", [(1, 2), (1, 8)], []),
+        ('url = "https://download.pytorch.org/whl/torch-1.8.0%2Bcu111-cp39.whl"', [(1, 8)], []),
         ("- PyTorch 2.6", [], []),
     ],
 )
@@ -117,6 +120,12 @@ def test_versions_of_torch(text: str, pinned: list[Version], least: list[Version
     found = list(read_torch(text.encode()))
     assert [version for version, is_least in found if not is_least] == pinned
     assert [version for version, is_least in found if is_least] == least
+
+
+def test_only_what_describes_a_set_up_is_read_as_prose() -> None:
+    text = b"In PyTorch 1.12 sharding was added. pip install torch==2.6"
+    assert list(read_torch(text, "sharding.md")) == [((2, 6), False)]
+    assert list(read_torch(text, "INSTALL.md")) == [((1, 12), False), ((2, 6), False)]
 
 
 def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
@@ -128,12 +137,12 @@ def test_a_project_is_the_sum_of_its_files(tmp_path: Path) -> None:
     assert find_root(inner / "a.py") == tmp_path
     found = read(tmp_path)
     half = frozenset({str(inner / "b.py")})
-    assert found == Project(lone=False, called_in_half=half)
-    assert read_project([]) == Project(lone=False)
+    assert found == Project(lone=False, root=str(tmp_path), called_in_half=half)
+    assert read_project([], tmp_path) == Project(lone=False, root=str(tmp_path))
 
 
 def read(root: Path) -> Project:
-    return read_project((path, path.read_bytes()) for path in project_files(root, ()))
+    return read_project(((path, path.read_bytes()) for path in project_files(root, ())), root)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +192,14 @@ SWITCHED = HEAD + (
         ("README.md", "Use `--amp` on small cards.", ["HG201"]),
         ("conf.yaml", "amp: true", ["HG201"]),
         ("other.py", "main(amp=True)", ["HG201"]),
+        (
+            "other.py",
+            "parser.add_argument(\n    '--amp',\n    type=bool,\n    default=True)",
+            ["HG201"],
+        ),
+        ("other.py", "parser.add_argument('--amp', default=False)", []),
+        ("other.py", "clamp = True", []),
+        ("run.sh", "python train.py --amp False", []),
         ("short.py", "parser.add_argument('-a', '--amp', action='store_true')", ["HG201"]),
     ],
 )
@@ -193,6 +210,8 @@ def test_a_switch_that_nothing_turns_on_is_silent(
     (tmp_path / "train.py").write_text(SWITCHED)
     (tmp_path / name).write_text(text)
     assert codes(SWITCHED, read(tmp_path), str(tmp_path / "train.py")) == found
+    given = SWITCHED.replace("args.amp", "amp")  # an argument may come from any switch
+    assert codes(given, read(tmp_path), str(tmp_path / "train.py")) == found
 
 
 @pytest.mark.parametrize(
@@ -221,6 +240,35 @@ def test_a_setting_that_is_off_everywhere_is_silent(
         assert codes(text, read(tmp_path), str(tmp_path / "train.py")) == found
 
 
+APEX_SAVES = (
+    "import torch\nfrom apex import amp\nif args.fp16:\n    m, optimizer = amp.initialize(m, optimizer)\n"
+    "torch.save({'o': optimizer.state_dict()}, 'last.pt')\noptimizer.load_state_dict(torch.load('a')['o'])\n"
+)
+
+
+@each(("command", "wanted"), [("", ["HG413"]), ("python train.py --fp16", ["HG309", "HG413"])])
+def test_apex_that_nothing_turns_on_scales_nothing(
+    tmp_path: Path, command: str, wanted: list[str]
+) -> None:
+    (tmp_path / "run.sh").write_text(command)
+    assert sorted(codes(APEX_SAVES, read(tmp_path), str(tmp_path / "train.py"))) == wanted
+
+
+@each(
+    ("dtypes", "wanted"),
+    [
+        ("dict(dtype=torch.bfloat16)", []),
+        ("{'dtype': torch.bfloat16, 'other': torch.float16}", ["HG201"]),
+        ("quantize(compute_dtype=torch.bfloat16)", ["HG201"]),
+    ],
+)
+def test_a_scale_has_no_effect_where_autocast_is_to_bfloat16(
+    dtypes: str, wanted: list[str]
+) -> None:
+    text = SWITCHED.replace(", enabled=args.amp", "") + f"given = {dtypes}\n"
+    assert codes(text, FULL) == wanted
+
+
 def test_a_setting_of_python_that_is_off_is_silent(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text("class Train:\n    amp: bool = False\n")
     assert codes(SWITCHED, read(tmp_path), str(tmp_path / "train.py")) == []
@@ -237,6 +285,26 @@ def test_a_copy_of_a_library_is_not_reported(tmp_path: Path) -> None:
     assert codes(DEPRECATED, read(tmp_path), str(tmp_path / "train.py")) == ["HG405"]
     (tmp_path / "setup.py").write_text("setup(name='monai')")
     assert codes(DEPRECATED, read(tmp_path), copied) == ["HG405"]
+
+
+def test_a_library_that_a_project_holds_and_imports_is_a_copy(tmp_path: Path) -> None:
+    (tmp_path / "SE3/se3").mkdir(parents=True)
+    for name in ("SE3/setup.py", "SE3/se3/__init__.py", "train.py"):
+        (tmp_path / name).write_text("")
+    copied = str(tmp_path / "SE3/se3/training.py")
+    assert codes(DEPRECATED, read(tmp_path), copied) == ["HG405"]  # one of two projects
+    (tmp_path / "train.py").write_text("from se3.layers import Layer\n")
+    assert codes(DEPRECATED, read(tmp_path), copied) == []
+    assert codes(DEPRECATED, read(tmp_path), str(tmp_path / "train.py")) == ["HG405"]
+
+
+def test_tests_and_demos_train_nothing(tmp_path: Path) -> None:
+    for folder, wanted in (("tests", []), ("demo", []), ("examples", ["HG405"])):
+        path = str(tmp_path / folder / "train.py")
+        assert codes(DEPRECATED, read(tmp_path), path) == wanted
+    inside = tmp_path / "tests" / "project"  # its own root
+    inside.mkdir(parents=True)
+    assert codes(DEPRECATED, read(inside), str(inside / "train.py")) == ["HG405"]
 
 
 @each(
@@ -317,7 +385,15 @@ def test_variants_of_a_script_report_the_same_checkpoint_once(tmp_path: Path) ->
     found = [d for r in run_files(Linter(Settings()), paths) for d in r.diagnostics]
     (one,) = found
     assert one.path == str(paths[0])
-    assert one.message.endswith(" Other files of this folder with this line: 2.")
+
+
+def test_a_copy_of_a_file_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "utils").mkdir()
+    paths = [tmp_path / name for name in ("train.py", "utils/train.py", "utils/other.py")]
+    for path in paths:
+        path.write_text(DEPRECATED)
+    found = [d.path for r in run_files(Linter(Settings()), paths) for d in r.diagnostics]
+    assert found == [str(paths[0]), str(paths[2])]
 
 
 @each(
@@ -341,12 +417,6 @@ def test_a_loss_that_is_made_for_a_model_has_float32_tensors_of_its_own() -> Non
     begin, _, end = LOSS.partition("    with")
     for given, wanted in (("", ["HG115"]), ("model, args", [])):
         assert codes(f"{begin}    criterion = BoxLoss({given})\n    with{end}", HALF) == wanted
-
-
-def test_a_hidden_nan_is_reported_where_float16_runs() -> None:
-    text = HEAD + "def clean(p):\n    torch.nan_to_num(p.grad, out=p.grad)\n"
-    assert codes(text, HALF) == ["HG308"]
-    assert codes(text, FULL) == []
 
 
 def test_bfloat16_support_is_no_question_where_flash_attention_is_used() -> None:
@@ -377,8 +447,9 @@ APEX = "import torch\nfrom apex import amp\nm, o = amp.initialize(m, o)\n"
     [
         ("requirements_training.txt", "torch==1.9.0", ["HG413"]),
         ("requirements.txt", "torch==1.0", []),  # there is no other amp
-        ("det/det-requirements.txt", "torch==1.9.0", ["HG405", "HG413"]),  # of the code in det
-        ("det/requirements.txt", "torch==1.9.0", ["HG405", "HG413"]),
+        ("det/det-requirements.txt", "torch==1.9.0", ["HG413"]),  # nothing else names another one
+        ("constraints.txt", "torch==1.13.0", ["HG413"]),
+        ("scripts/install.bat", "pip install torch==1.9.0+cu111", ["HG413"]),
         ("requirements/base.txt", "torch==1.9.0", ["HG413"]),
         ("env/any_name.yml", "  - pytorch=1.10.2=py3.8_cuda11.3", ["HG413"]),
         ("README.md", "pip install torch==1.13.1+cu116", ["HG413"]),
@@ -400,8 +471,10 @@ def test_an_old_torch_keeps_its_names_near_its_requirements(
     (tmp_path / name).write_text(f"numpy\n{text}\n")
     found = codes(DEPRECATED, read(tmp_path), str(tmp_path / "train.py"))
     assert found + codes(APEX, read(tmp_path), str(tmp_path / "train.py")) == wanted
+    (tmp_path / "requirements_of_all.txt").write_text("torch==2.6")
     if name.startswith("det/"):
         assert codes(DEPRECATED, read(tmp_path), str(tmp_path / "det/train.py")) == []
+        assert codes(DEPRECATED, read(tmp_path), str(tmp_path / "train.py")) == ["HG405"]
 
 
 def test_a_name_with_a_stand_in_for_old_versions_is_not_rewritten() -> None:

@@ -16,6 +16,8 @@ A listener is any object; each of its methods ``on_EVENT`` is called when that h
 | ``optimizer_made``, ``module_made``, ``copied`` | the object |
 | ``casting``, ``cast`` | a module, before; a module, and its parameters that became half |
 | ``autocast_made``, ``autocast_entered`` | region and requested device; a region, before |
+| ``casts_forgotten``, ``state_taken`` | nothing: autocast's cache is cleared, an optimizer's state read |
+| ``loading_state`` | an optimizer, and the state that it is about to load |
 | ``saving``, ``spawned``, ``operation`` | a path; nothing; an operation, its arguments and its result |
 | ``finished`` | the error of the script, and how it ended |
 
@@ -156,6 +158,9 @@ class HookBus:
         )
         self._replace(torch.autocast, "__init__", self._autocast)
         self._watch(torch.autocast, "__enter__", before=self._enter_region)
+        self._watch(
+            torch, "clear_autocast_cache", after=lambda *_, **__: self.publish("casts_forgotten")
+        )
         self._watch(torch, "save", before=self._saves)
         self._watch(torch.multiprocessing, "spawn", before=lambda *_, **__: self.publish("spawned"))
 
@@ -296,6 +301,14 @@ class HookBus:
                 self._skipped = None
 
         self._watch(torch.optim.Optimizer, "__init__", after=made)
+        self._watch(
+            torch.optim.Optimizer,
+            "load_state_dict",
+            before=lambda *given, **_: self.publish("loading_state", *given[:2]),
+        )
+        self._watch(
+            torch.optim.Optimizer, "state_dict", before=lambda *_, **__: self.publish("state_taken")
+        )
         self._hooks += [
             register_optimizer_step_pre_hook(stepping),
             register_optimizer_step_post_hook(stepped),
@@ -485,8 +498,8 @@ def raise_if_unsupported() -> None:
     modules = torch.autograd.graph, torch.autograd
     if not all(callable(getattr(module, "_engine_run_backward", None)) for module in modules):
         raise UsageError(
-            f"torch {torch.__version__} does not have torch.autograd.graph._engine_run_backward, "
-            "which halfguard hooks to observe every backward pass.",
+            f"torch {torch.__version__} has no torch.autograd.graph._engine_run_backward, the one function "
+            "that every backward pass runs through, so a script cannot be observed from outside.",
             cure="Use torch 2.9 to 2.15, or call halfguard.find_first_nonfinite in the script.",
         )
 

@@ -88,6 +88,9 @@ MisuseKind = Literal[
     "scaler off",  # there is no such device
     "hidden error",  # of torch, that the script has caught
     "not zeroed",  # gradients add up over steps
+    "stale casts",  # of weights, in one region of autocast
+    "divided twice",  # a loss
+    "half moments",  # of an optimizer, that were loaded
     "no scaler",  # FP16 gradients that are too small
     "rounded integers",
     "lost updates",  # of half weights

@@ -23,6 +23,7 @@ from halfguard.lint.match import Diagnostic, Fix, Match, Span
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import ByteSearch, Rule
+from halfguard.lint.scaled import never_scales
 from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
 
@@ -48,7 +49,7 @@ def lint_bytes(
     if not search.contains_any(_LIBRARIES):
         return []
     active = [r for r in rules if r.could_match(search, project, path)]
-    if not active or project.is_vendored(path):
+    if not active or project.is_beside(path):
         return []
     ignored = settings.ignored_in(path)
     active = [r for r in active if not r.code.startswith(ignored)] if ignored else active
@@ -125,8 +126,8 @@ def _run(
         file = PythonFile(source, parse(source), path, project)
         try:
             found = [(rule, match) for rule in rules for match in rule.check(file)]
-            # What a switch that nothing turns on would do is not reported.
-            return [(r, m) for r, m in found if r.code[2] not in "23" or not file.is_never_on]
+            is_scaled = all(r.code[2] not in "23" for r, _ in found) or not never_scales(file)
+            return [(r, m) for r, m in found if r.code[2] not in "23" or is_scaled]
         finally:
             file.release()
 

@@ -10,19 +10,22 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from halfguard.lint.requirements import WITH_NEW_NAMES, Version, read_torch
+from halfguard.lint.switches import Switches
 
 _PACKAGE = ("pyproject.toml", "setup.py", "setup.cfg")
 _READ = (
-    ".py", ".yaml", ".yml", ".sh", ".slurm", ".sbatch", ".json", ".md", ".rst", ".toml", ".cfg", "Pipfile",
+    ".py", ".yaml", ".yml", ".sh", ".slurm", ".sbatch", ".bat", ".json", ".md", ".rst", ".toml", ".cfg",
+    "Pipfile",
 )  # fmt: skip
 _MAX_FILES = 20_000
 _MAX_BYTES = 2_000_000
-_VENDORED = re.compile(
-    r"(^|/)(third_?-?part(y|ies)|3rd_?party|vendor(ed|s)?|externals?|submodules?|old|archived?|deprecated)/",
+_BESIDE = re.compile(
+    r"(third_?-?part(y|ies)|3rd_?party|vendor(ed|s)?|externals?|submodules?|old|archived?|deprecated"
+    r"|tests?|demos?|templates?)",
     re.I,
 )
 
@@ -59,15 +62,6 @@ _IMPORT = re.compile(
     rb"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+\(?([\w, \t]*)|import[ \t]+([\w., \t]+))",
     re.M,
 )
-# A switch of mixed precision that is off unless it is given, and a setting that is off.
-_OFF = re.compile(
-    rb"[\"']--([\w-]*(?:amp|fp16|half|mixed)[\w-]*)[\"'][^\n]*(?:store_true|default\s*=\s*False)"
-)
-_SET_OFF = re.compile(
-    rb"(?i)(?<![\w-])((?:\w+_)?(?:amp|fp16|half|mixed)(?:_\w+)?)[\"']?(?:\s*:\s*bool)?\s*[:=]\s*false\b"
-)
-_SETTINGS = re.compile(r"[\w.-]*\.(json|ya?ml)|(config|settings|options|hparams|defaults)\.py")
-_MAX_SETTINGS = 50_000  # bytes; a larger file is data
 # Packages that other projects copy into theirs.
 _COPIED = ("monai", "detectron2", "mmcv", "mmdet", "mmseg", "mmengine", "fairseq", "apex", "timm")
 _MAX_INDEX = 50  # imports of a package; one with more is the index of a library, and calls nothing
@@ -79,30 +73,40 @@ class Project:
     """Facts about the files of one project; a single file without one may be anything."""
 
     lone: bool = True  # nothing but the file itself is known
+    root: str = ""  # its folder
     resumes: frozenset[str] = frozenset()  # modules that load the state of an optimizer
     casting_losses: bool = False  # loss functions cast their inputs themselves
     needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
-    pins: tuple[tuple[str, Version], ...] = ()  # folders, and the torch that their code requires
+    pins: tuple[tuple[str, Version], ...] = ()  # folders, and the torch that they require
     has_new_names: bool = False  # every torch that is required has torch.amp.GradScaler
     called_in_half: frozenset[str] = frozenset()  # files that one which trains in float16 imports
-    never_on: frozenset[str] = frozenset()  # switches of mixed precision that nothing turns on
+    switches: Switches = field(default_factory=Switches, compare=False, repr=False)
     copies: frozenset[str] = frozenset()  # folders with a library that the project does not package
 
     def may_call_in_half(self, path: str) -> bool:
         """Return whether a file is one that trains in float16, or is imported by it."""
         return self.lone or os.path.abspath(path) in self.called_in_half  # noqa: PTH100
 
-    def requires_before(self, version: Version, path: str) -> bool:
-        """Return whether the requirements nearest to a file name an older torch."""
-        file = os.path.abspath(path)  # noqa: PTH100
-        near = [(-len(f), pin) for f, pin in self.pins if file.startswith(f + os.sep)]
-        return bool(near) and min(near)[1] < version
+    def may_be_on(self, switch: str) -> bool:
+        """Return whether something turns a switch of mixed precision on; an empty one stands for any."""
+        return self.lone or self.switches.is_on(switch)
 
-    def is_vendored(self, path: str) -> bool:
-        """Return whether a file is a copy of another project's, or kept from an earlier time."""
-        if self.copies and self.copies.intersection(map(str, Path(path).absolute().parents)):
+    def requires_before(self, version: Version, path: str) -> bool:
+        """Return whether the requirements nearest to a file, or else any other ones, name an older torch."""
+        file = os.path.abspath(path)  # noqa: PTH100
+        around = [folder for folder, _ in self.pins if file.startswith(folder + os.sep)]
+        nearest = max(around, key=len, default=None)
+        return any(p < version for folder, p in self.pins if nearest in (None, folder))
+
+    def is_beside(self, path: str) -> bool:
+        """Return whether a file is a copy, is kept from an earlier time, or tests or shows others."""
+        file = os.path.abspath(path)  # noqa: PTH100
+        if self.lone or not file.startswith(self.root):
+            return False
+        folders = Path(file[len(self.root) :]).parent.parts
+        if any(map(_BESIDE.fullmatch, folders)):
             return True
-        return not self.lone and bool(_VENDORED.search(path.replace("\\", "/")))
+        return any(file.startswith(folder + os.sep) for folder in self.copies)
 
 
 UNKNOWN = Project()
@@ -130,63 +134,62 @@ def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
     }
 
 
-def read_project(files: Iterable[tuple[Path, bytes]]) -> Project:
+def read_project(files: Iterable[tuple[Path, bytes]], root: Path = Path()) -> Project:
     """Read the facts of a project from its files."""
     found: set[str] = set()
     contents: dict[Path, bytes] = {}
-    off, settings, configured = set[bytes](), set[bytes](), False
-    required: list[tuple[Path, Version, bool]] = []
+    configured = False
+    required: list[tuple[str, Version, bool]] = []
     for path, data in files:
         if len(data) > _MAX_BYTES:
             continue
         contents[path.absolute()] = data
         if path.suffix not in (".py", ".json") or path.name == "setup.py":
-            required += [(path.absolute(), *one) for one in read_torch(data)]
-        if len(data) < _MAX_SETTINGS and _SETTINGS.fullmatch(path.name.lower()):
-            (off if path.suffix == ".py" else settings).update(_SET_OFF.findall(data))
+            required += [(str(path.absolute().parent), *one) for one in read_torch(data, path.name)]
         # Prose and data say nothing about how the code trains.
         if path.suffix not in (".py", ".yaml", ".yml", ".toml", ".cfg"):
             continue
         found |= read_facts(data, found)
         configured |= path.suffix in (".yaml", ".yml") and _shows_half(data)
-        if b"add_argument" in data and path.suffix == ".py":
-            off.update(_OFF.findall(data))
     sources = {path: data for path, data in contents.items() if path.suffix == ".py"}
     loading = (p for p, d in sources.items() if b".load_state_dict(" in d and _RESUMES.search(d))
     resumes = frozenset(path.stem for path in loading)
     # Where a framework reads the precision from a file, all that trains is started by it.
     half = [p for p, d in sources.items() if _trains(d) and (configured or _shows_half(d))]
     called = frozenset(map(str, _reached(half, sources)))
-    # Where files of settings have a switch, the code does not decide.
-    given = {path: data for path, data in contents.items() if path not in sources}
-    never_on = frozenset(
-        name.replace(b"-", b"_").decode()
-        for name in off | settings
-        if not _is_on(name, given if name in settings else contents)
-    )
-    around = {folder for path in sources for folder in path.parents} if required else set()
-    pins = tuple(
-        # the nearest folder with code, that is, the one around ``docker/``
-        (str(next((f for f in path.parents if f in around), path.parent)), version)
-        for path, version, is_least in required
-        if not is_least
-    )
+    pins = tuple((folder, version) for folder, version, is_least in required if not is_least)
     new = bool(required) and all(version >= WITH_NEW_NAMES for _, version, _ in required)
     return Project(
-        lone=False, called_in_half=called, resumes=resumes, never_on=never_on, pins=pins,
-        has_new_names=new, copies=_copies(contents), **dict.fromkeys(found - {"half"}, True),
+        lone=False, called_in_half=called, resumes=resumes, switches=Switches(contents), pins=pins,
+        has_new_names=new, root=str(root.absolute()),
+        copies=_copies(contents, root.absolute()), **dict.fromkeys(found - {"half"}, True),
     )  # fmt: skip
 
 
-def _copies(contents: dict[Path, bytes]) -> frozenset[str]:
-    """Return the folders of well-known libraries that stand beside code of a project without a package."""
+def _copies(contents: dict[Path, bytes], root: Path) -> frozenset[str]:
+    """Return the folders of libraries that a project holds beside its own code, and imports.
+
+    A library has a file that installs it, in a folder of its own, or a name that is well known.
+    """
     packages = {path.parent for path in contents if path.name in _PACKAGE}
-    code = {path.parent for path in contents if path.suffix == ".py"}
-    return frozenset(
-        str(folder)
-        for folder in code
-        if folder.name in _COPIED and folder.parent in code and folder.parent not in packages
+    sources = {path: data for path, data in contents.items() if path.suffix == ".py"}
+    code = {path.parent for path in sources}
+    known = {f for f in code if f.name in _COPIED and f.parent in code and f.parent not in packages}
+    inner = {folder for folder in packages if root in folder.parents}
+    return frozenset(map(str, known | {f for f in inner if _is_imported(f, sources)}))
+
+
+def _is_imported(folder: Path, sources: dict[Path, bytes]) -> bool:
+    """Return whether code outside of a folder imports a package from it."""
+    inside = {path for path in sources if folder in path.parents}
+    packages = {p.parent for p in inside if p.name == "__init__.py"}
+    names = {p.name.encode() for p in packages if p.parent == folder or p.parent.name == "src"}
+    if not names:
+        return False
+    used = re.compile(
+        rb"^[ \t]*(?:from|import)[ \t]+(?:" + b"|".join(map(re.escape, names)) + rb")\b", re.M
     )
+    return any(used.search(data) for path, data in sources.items() if path not in inside)
 
 
 def _shows_half(data: bytes) -> bool:
@@ -196,18 +199,6 @@ def _shows_half(data: bytes) -> bool:
 def _trains(data: bytes) -> bool:
     """Return whether a file has a training loop, or the optimizer of one."""
     return any(text in data for text in (b"optim", b".backward(", b"Trainer(", b"training_step"))
-
-
-def _is_on(switch: bytes, contents: dict[Path, bytes]) -> bool:
-    """Return whether anything of a project turns a switch on: a command, a setting, a default."""
-    name, given = re.escape(switch.replace(b"-", b"_")), re.escape(switch)
-    pattern = re.compile(
-        rb"(?<![\"'\w-])--" + given + rb"\b|\b" + name + rb"[\"']?(?:\s*:\s*bool)?[\s:=,]+[Tt]rue"
-        rb"|--" + given + rb"[\"'][^\n]*default\s*=\s*True"
-        rb"|[\"']-\w+[\"'],\s*[\"']--" + given + rb"[\"']"  # a command may give the short one
-    )
-    words = (switch, switch.replace(b"-", b"_"))
-    return any(pattern.search(d) for d in contents.values() if any(word in d for word in words))
 
 
 def _reached(start: list[Path], sources: dict[Path, bytes]) -> set[Path]:
@@ -248,6 +239,14 @@ def _is_at(path: Path, parents: tuple[str, ...], near: Path | None) -> bool:
     return not parents or folder.parts[-len(parents) :] == parents
 
 
+def is_about_setup(path: str) -> bool:
+    """Return whether a file without a known ending says which torch a project needs."""
+    is_list = path.endswith(".txt") and re.search(
+        "require|constraint|environment|install", path, re.I
+    )
+    return bool(is_list or re.search("(^|/)(readme|install|[^/]*dockerfile)[^/]*$", path, re.I))
+
+
 def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:
     """Yield the files of a project that tell how it trains, without hidden and excluded folders."""
     count = 0
@@ -256,8 +255,8 @@ def project_files(root: Path, excluded: tuple[str, ...]) -> Iterator[Path]:
         excludes = {*excluded} - ({"env"} if not os.path.exists(f"{parent}/env/lib") else set())  # noqa: PTH110
         folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in excludes)
         for name in files:
-            is_list = name.endswith(".txt") and "requirement" in f"{Path(parent).name}/{name}"
-            if is_list or re.match("readme|.*dockerfile", name, re.I) or name.endswith(_READ):
+            place = f"{Path(parent).name}/{name}"
+            if name.endswith(_READ) or is_about_setup(place):
                 count += 1
                 if count > _MAX_FILES:
                     return

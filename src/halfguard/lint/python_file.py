@@ -10,14 +10,7 @@ from functools import cached_property
 from halfguard.lint.autocast import AutocastRegions
 from halfguard.lint.conditions import is_for_full_precision
 from halfguard.lint.expressions import (
-    argument,
-    boolean,
-    called_name,
-    name_of,
     name_parts,
-    number,
-    receiver,
-    string,
 )  # fmt: skip
 from halfguard.lint.match import Fix, FixKind
 from halfguard.lint.precision import Precision, PrecisionReader, precision_of_dtype
@@ -95,28 +88,6 @@ class PythonFile(SyntaxTree):
     def steps(self) -> list[Step]:
         return find_steps(EventReader(self, self.roles))
 
-    @cached_property
-    def is_never_on(self) -> bool:
-        """True if every scaler of the file is off, by a switch that nothing turns on, or scales by 1."""
-        scalers = self.roles.constructed_scalers
-        updated = any(self.roles.is_scaler(receiver(call)) for call in self.calls("update"))
-        by_one = all(number(argument(call, 0, "init_scale")) == 1 for call in scalers)
-        if scalers and by_one and not updated:
-            return True
-        # A scaler that is on scales float32 gradients where every autocast is off.
-        cast = self.calls("autocast")
-        casts = [c for c in cast if boolean(argument(c, -1, "enabled")) is not False]
-        return bool(scalers) and any(o and all(map(self._is_off, o)) for o in (scalers, casts))
-
-    def _is_off(self, call: ast.Call) -> bool:
-        """Return whether a scaler or autocast is behind a switch that nothing turns on."""
-        enabled, never_on = argument(call, -1, "enabled"), self.project.never_on
-        if enabled is not None:
-            return _is_never(self.assigned_value(enabled), never_on)
-        tests = (p.test for p in self.ancestors(call) if isinstance(p, ast.If | ast.IfExp))
-        is_asked = any(_is_never(test, never_on) for test in tests)
-        return is_asked and not is_for_full_precision(self, call)
-
     def is_assigned_between(self, earlier: Event, later: Event) -> bool:
         """Return whether the scaler or the optimizer of an event may be another one at a later event."""
         functions = {self.function_of(earlier.node), self.function_of(later.node)}
@@ -180,21 +151,6 @@ def _is_not_trained(branch: ast.If, in_body: bool) -> bool:
     if _TRAINS.search(text):
         return in_body == negated
     return in_body and not negated and bool(_EVALUATES.search(text))
-
-
-def _is_never(test: ast.AST | None, never_on: frozenset[str]) -> bool:
-    """Return whether ``args.amp``, ``args["amp"]``, ``args.get("amp")`` or ``args.amp is True`` is false."""
-    if isinstance(test, ast.BoolOp):
-        parts = (_is_never(value, never_on) for value in test.values)
-        return any(parts) if isinstance(test.op, ast.And) else all(parts)
-    if isinstance(test, ast.Compare) and boolean(test.comparators[0]) is True:
-        return _is_never(test.left, never_on)
-    name = name_of(test).rpartition(".")[2]
-    if isinstance(test, ast.Subscript):
-        name = string(test.slice) or ""
-    elif isinstance(test, ast.Call) and called_name(test) == "get":
-        name = string(argument(test, 0, "")) or ""
-    return name in never_on
 
 
 def _stops_gradients(node: ast.expr) -> bool:

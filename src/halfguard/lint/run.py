@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +46,8 @@ class Linter:
         root = find_root(path)
         if root is None:
             return self
-        return replace(self, project=read_project(_contents(project_files(root, DEFAULT_EXCLUDE))))
+        files = _contents(project_files(root, DEFAULT_EXCLUDE))
+        return replace(self, project=read_project(files, root))
 
     def check_file(self, path: Path) -> FileResult:
         """Check one file, and fix it in memory."""
@@ -77,28 +77,18 @@ def run_files(
     linter: Linter, paths: list[Path], advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[FileResult]:
     """Yield the result of every file, in order; call ``advance`` after each."""
-    results = []
+    seen: dict[Hashable, str] = {}
     for path in paths:
-        results.append(linter.check_file(path))
+        result = linter.check_file(path)
+        yield replace(result, diagnostics=[d for d in result.diagnostics if _is_new(d, seen)])
         advance(1)
-    yield from _without_copies(results)
 
 
-def _without_copies(results: list[FileResult]) -> Iterator[FileResult]:
-    """Yield results in which variants of a script, in one folder, report the same checkpoint once."""
-    files = Counter(key for r in results for key in {_place(d) for d in r.diagnostics})
-    seen: set[tuple[str, Path, str]] = set()
-    for result in results:
-        kept: list[Diagnostic] = []
-        for found in result.diagnostics:
-            others = files[_place(found)] - 1 if found.code == _ONCE else 0
-            if others and _place(found) in seen:
-                continue
-            seen.add(_place(found))
-            message = f"{found.message} Other files of this folder with this line: {others}."
-            kept.append(replace(found, message=message) if others else found)
-        yield replace(result, diagnostics=kept)
-
-
-def _place(found: Diagnostic) -> tuple[str, Path, str]:
-    return found.code, Path(found.path).parent, found.snippet.strip()
+def _is_new(found: Diagnostic, seen: dict[Hashable, str]) -> bool:
+    """Return whether no copy of this file was reported before, and no variant of it in its folder."""
+    path = Path(found.path)
+    keys: list[Hashable] = [(found.code, path.name, found.span, found.snippet)]
+    if found.code == _ONCE:
+        keys.append((found.code, path.parent, found.snippet.strip()))
+    firsts = [seen.setdefault(key, found.path) for key in keys]
+    return not found.snippet or all(first == found.path for first in firsts)

@@ -237,9 +237,12 @@ class EventReader:
 
     def _backward_kind(self, call: ast.Call, owner: ast.expr) -> EventKind | None:
         if isinstance(owner, ast.Call):
-            if called_name(owner) == "scale":
-                return "scaled_backward" if self.roles.is_scaler(receiver(owner)) else None
-            return "backward" if called_name(owner) != "super" else None
+            # also inside of another call: cast(Tensor, scaler.scale(loss)).backward()
+            inner = [n for n in ast.walk(owner) if isinstance(n, ast.Call)]
+            scaled = [n for n in inner if called_name(n) == "scale"]
+            if any(self.roles.is_scaler(receiver(n)) for n in scaled):
+                return "scaled_backward"
+            return "backward" if owner not in scaled and called_name(owner) != "super" else None
         if call.args:  # accelerator.backward(loss), engine.backward(loss)
             return "framework_backward"
         assigned = self.tree.last_assignment(owner)

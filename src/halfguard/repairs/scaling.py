@@ -109,6 +109,19 @@ def _set_before_loop(file: SourceFile, line: int, moved: list[ast.stmt]) -> None
 
 
 @Repair
+def undivided_loss(file: SourceFile, line: int) -> None:
+    """Pass a loss undivided to a framework that divides it."""
+    found = file.sole_call(line, "backward")
+    given = found[1].args[0] if found is not None and found[1].args else None
+    if isinstance(given, ast.Name):
+        value = file.assigned(given.id, line)
+        is_own = isinstance(value, ast.BinOp) and file.source(value.left) == given.id
+        given = value if is_own else None
+    if isinstance(given, ast.BinOp) and isinstance(given.op, ast.Div):
+        file.replace(given, file.source(given.left))
+
+
+@Repair
 def unscale_penalty(file: SourceFile, line: int) -> None:
     """Unscale the gradients of a penalty."""
     statement, scales = file.statement_at(line), file.calls_of(line, "scale")

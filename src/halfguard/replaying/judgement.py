@@ -15,13 +15,17 @@ from dataclasses import replace
 from functools import cached_property
 from math import ceil, floor, inf, isfinite, log, log2
 
+import torch
+
 from halfguard.formats import FP16
 from halfguard.guard.stepping.scaler import CEILING
+from halfguard.precision.modes import autocast_dtype
 from halfguard.precision_names import Precision
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.replaying.composition_rewrite import CompositionRewrite
 from halfguard.replaying.function_modes import InFloat64
 from halfguard.replaying.replayed_step import ReplayedStep, Result, Variation, relative_error
+from halfguard.trials.proof import MARGIN, TOLERANCE
 
 Change = Callable[[], Variation]  # a new variation for each run: contexts are used once
 
@@ -60,6 +64,15 @@ class Judge:
         context = _nested(rewrite)
         result = self._finite(Variation(precision=Precision.FP32, scale=1.0, context=context))
         return result if rewrite.replaced else None
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """How far FP32's gradients move if the weights are rounded to half; no change can do better."""
+        half = autocast_dtype(self.step.precision) or torch.float16
+        rounded = self._finite(Variation(precision=Precision.FP32, scale=1.0, rounded=half))
+        if self.as_written is None or rounded is None:
+            return 0.0
+        return relative_error(rounded, self.as_written)
 
     @cached_property
     def expected_scale(self) -> float:
@@ -124,7 +137,14 @@ class Judge:
         """Return whether a run would learn with a change: small errors at a usable loss scale."""
         usable = min(self.expected_scale / _SCALE_STEP, _HEALTHY_SCALE)
         fits = trial.largest_scale is None or trial.largest_scale >= usable
-        return trial.good and fits and error_class(trial) <= 1
+        return trial.good and fits and self._is_small(trial)
+
+    def _is_small(self, trial: ReplayTrial) -> bool:
+        """Return whether the error is small, by the rule of ``trials.proof``."""
+        error, is_meant = _error_of(trial), trial.error_as_meant is not None
+        if error is None or error <= TOLERANCE:
+            return error is not None
+        return not is_meant and error <= MARGIN * self.sensitivity
 
     def scale_class(self, trial: ReplayTrial) -> int:
         """Return how far the largest loss scale is below the expected one, in steps of 16."""
@@ -134,9 +154,13 @@ class Judge:
         return max(0, int(log(ratio, _SCALE_STEP)))
 
 
+def _error_of(trial: ReplayTrial) -> float | None:
+    return trial.error_as_written if trial.error_as_meant is None else trial.error_as_meant
+
+
 def error_class(trial: ReplayTrial) -> int:
     """Return 0 for an error that is rounding, and one more for each doubling; 2 if it is unknown."""
-    error = trial.error_as_written if trial.error_as_meant is None else trial.error_as_meant
+    error = _error_of(trial)
     if error is None:
         return 2
     return 0 if error <= _ROUNDING else min(20, ceil(log2(error / _ROUNDING)))

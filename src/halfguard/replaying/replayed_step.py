@@ -86,6 +86,7 @@ class Variation:
     zeroed: tuple[str, ...] = ()  # tensors of the model whose non-finite numbers are set to 0
     micro_batches: tuple[int, ...] | None = None  # which of them take part
     samples: tuple[int, ...] | None = None  # which samples of each take part
+    rounded: torch.dtype | None = None  # to which the weights are rounded
     context: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
     @contextmanager
@@ -194,6 +195,9 @@ class ReplayedStep:
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name in variation.zeroed:
             state[name].data.nan_to_num_(0.0, 0.0, 0.0)
+        if variation.rounded is not None:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(variation.rounded).to(parameter.dtype)
         return model
 
     def batch(self, index: int, variation: Variation = UNCHANGED) -> Any:

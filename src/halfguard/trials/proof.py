@@ -35,7 +35,7 @@ from halfguard.trials.producer import Producer
 from halfguard.trials.runner import Runner, TrialGradients
 
 TOLERANCE = 0.1  # relative; half alone gives a few percent where gradients are tiny
-_MARGIN = 2.0  # half rounds inputs and results as well, not only weights
+MARGIN = 2.0  # half rounds inputs and results as well, not only weights
 _FACTOR = 16.0  # by which the loss scale falls if gradients overflow
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class BadStep:
         self._scale = scale
         error = self._error(tried, self._reference)
         del tried  # the audit needs room
-        if not error <= TOLERANCE and not error <= _MARGIN * self._own_sensitivity(self._reference):
+        if not error <= TOLERANCE and not error <= MARGIN * self._own_sensitivity(self._reference):
             return Proof(False, error)
         found = self._on_all(self._findings)
         clean = found is not None and producer.place not in found and found <= self._known

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import argument, called_name, has_keyword, name_of, receiver, string
+from halfguard.lint.expressions import called_name, has_keyword, name_of, receiver, string
 from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import rule
@@ -18,11 +18,9 @@ _BEST_IS_LOADED = re.compile(
     r"(load|resume|restore)[^\n]*best|best[^\n]*(load|resume|restore)", re.I
 )
 _SCALES = re.compile("scaler|amp", re.IGNORECASE)
-_BFLOAT16_ONLY = re.compile(r"^(?!.*(?<!b)float16).*==\s*\(?\S*bfloat16")
-_BFLOAT16_BY_DEFAULT = re.compile(r"""(default|dtype)\s*=\s*["'](torch\.)?(bfloat16|bf16)["']""")
 
 
-@rule("HG309", "GradScaler", "apex", also=("state_dict", "save"))
+@rule("HG309", "GradScaler", "apex", also=("state_dict", "save"), once=True)
 def check_scaler_state(file: PythonFile) -> Iterator[Match]:
     """Find checkpoints without the scaler, each once."""
     scalers = sorted(file.roles.assigned_scalers)
@@ -34,7 +32,6 @@ def check_scaler_state(file: PythonFile) -> Iterator[Match]:
         return
     if (
         not (scalers or has_apex)
-        or _is_rarely_on(file)
         or not (file.project.lone or _resumes(file))
         or any(check_new_scalers(file))  # HG210: no scale outlives an epoch
     ):
@@ -189,18 +186,6 @@ def _is_final(file: PythonFile, call: ast.Call) -> bool:
     loops = [n for n in file.nodes(ast.For) if "epoch" in ast.unparse(n.target)]
     before = [n for n in loops if file.function_of(n) is here and n.lineno < call.lineno]
     return bool(before) and not around.intersection(before)
-
-
-def _is_rarely_on(file: PythonFile) -> bool:
-    """Return whether the scaler is for float16 only, and bfloat16 is the default or the only one."""
-    if file.autocast.is_bfloat16:
-        return True
-    given = [argument(call, -1, "enabled") for call in file.roles.constructed_scalers]
-    enabled = [ast.unparse(e) if e is not None else "" for e in given]
-    if enabled and all(map(_BFLOAT16_ONLY.search, enabled)):
-        return True
-    for_half = all(re.search("float16|fp16", text) for text in enabled)
-    return bool(enabled and for_half and _BFLOAT16_BY_DEFAULT.search(file.source.text))
 
 
 def _is_available(file: PythonFile, name: str, call: ast.Call) -> bool:

@@ -346,41 +346,6 @@ def _is_slow(file: PythonFile, node: ast.AST) -> bool:
     return bool(_DECAY.search(name_of(name)))
 
 
-_HIDDEN = re.compile(r"(^|[._])(total_|ce_|kd_|train_)?loss$|\.grad(\.data)?$")
-
-
-# Only lines with a loss or a gradient beside one of these are looked at.
-_HIDES = (
-    r"nan_to_num_?\([\w.]*(?:loss|grad)|(?:loss|grad)(?:\.data)?\.nan_to_num|where\(\s*[^\n]*is(?:nan|inf|fin)"
-    r"|(?:loss|grad)(?:\.data)?\s*\*\s*0|\b0(?:\.0?)?\s*\*\s*[\w.]*(?:loss|grad)"
-)
-
-
-@rule(
-    "HG308", "nan_to_num", "isnan", "isinf", "isfinite", also=("loss", "grad"), pattern=_HIDES, in_half=True
-)  # fmt: skip
-def check_hidden(file: PythonFile) -> Iterator[Match]:
-    """Find a NaN loss or gradient that is hidden: ``nan_to_num``, ``where``, a product with zero."""
-    for call in file.calls("nan_to_num", "nan_to_num_"):
-        if _HIDDEN.search(name_of(file.tensor_of(call))):
-            yield match_at(call, "nan_to_num hides the NaN, but does not repair the gradient.")
-    for call in file.calls("where"):
-        hides = any(_HIDDEN.search(name_of(side)) for side in call.args[1:])
-        if len(call.args) == 3 and hides and _is_nan_check(call.args[0]):
-            yield match_at(call, "where() hides the NaN of this loss; the gradient is still NaN.")
-    for node in file.nodes(ast.BinOp):
-        sides = (node.left, node.right)
-        by_zero = isinstance(node.op, ast.Mult) and any(number(s) == 0 for s in sides)
-        tests = (p.test for p in file.ancestors(node) if isinstance(p, ast.If))
-        hides = by_zero and any(_HIDDEN.search(name_of(s)) for s in sides)
-        if hides and any(map(_is_nan_check, tests)):
-            yield match_at(node, "NaN * 0 is NaN: the gradients are not repaired.")
-
-
-def _is_nan_check(test: ast.AST) -> bool:
-    return bool(re.search(r"isnan|isinf|isfinite", ast.unparse(test)))
-
-
 @rule("HG213", "autograd.grad", "import grad", also=("caler",))
 def check_penalties(file: PythonFile) -> Iterator[Match]:
     """Find gradients of a scaled loss that are differentiated again as they are."""

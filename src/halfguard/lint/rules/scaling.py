@@ -240,8 +240,6 @@ def check_unscaled(file: PythonFile) -> Iterator[Match]:
             names = parameter_names(function) if function else []
             if isinstance(loss, ast.Name) and loss.id in names:
                 continue  # its caller may have scaled it
-            if loss is not None and re.search(r"\.scale\(", ast.unparse(loss)):
-                continue  # inside of another call: cast(Tensor, scaler.scale(loss))
             fix: Fix | None = None
             call = scaler_step.node
             if function is file.function_of(call) and isinstance(call, ast.Call):
@@ -315,8 +313,6 @@ _EPOCHS = re.compile(r"epoch|(^|_)(ep|it|iter|iteration|step)s?($|_)", re.IGNORE
 @rule("HG210", "GradScaler")
 def check_new_scalers(file: PythonFile) -> Iterator[Match]:
     """Find scalers that are created in a loop around a training step, or in a function of each epoch."""
-    if file.autocast.is_bfloat16:
-        return
     steps = [step for step in file.steps if step.has("scaled_backward")]
     inner = {step.loop for step in steps}
     outer = {loop for step in steps for event in step.events for loop in event.loops} - inner

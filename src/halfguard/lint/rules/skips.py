@@ -41,7 +41,9 @@ def _agree(file: PythonFile, node: ast.AST) -> bool:
 
 def _check_skips(file: PythonFile, step: Step) -> Iterator[Match]:
     for skip in step.find("continue", "return", "break"):
-        if step.before(skip, "backward", "scaled_backward") or not skip.tests:
+        later = step.events[step.events.index(skip) :]
+        runs_later = any(e.kind in ("backward", "scaled_backward") for e in later)
+        if step.before(skip, "backward", "scaled_backward") or not skip.tests or not runs_later:
             continue
         tests = _tests_around(file, skip.node)
         if any(is_loss_check(file, test) for test in tests) and not _agree(file, skip.node):

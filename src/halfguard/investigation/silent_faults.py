@@ -1,0 +1,140 @@
+"""Detectors of loops that train less than they say: stale casts, a loss divided twice, moments in half."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from halfguard.investigation.advice import describe_place
+from halfguard.investigation.bus import BackwardCall, HookBus
+from halfguard.investigation.detectors import OFTEN, Detector
+from halfguard.investigation.passes import Made, Misused, Place
+from halfguard.precision.modes import HALF_DTYPES
+from halfguard.replaying.function_modes import user_place
+from halfguard.step.parameters import parameters_of
+
+
+class StaleCasts(Detector):
+    """Optimizer steps inside of one region of autocast, which keeps its casts of the weights."""
+
+    code = "HG216"
+    _place: Place | None = None  # where the outermost region was entered
+    _steps = 0  # since casts were last forgotten
+    _most = 0
+    _seen: Place | None = None
+
+    def on_autocast_entered(self, _region: Any) -> None:
+        """Note the line of a region that is not inside of another one."""
+        if not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            self._place, self._steps = user_place(), 0
+
+    def on_casts_forgotten(self) -> None:
+        self._steps = 0
+
+    def on_stepped(self, optimizer: Any) -> None:
+        on = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        if on and torch.is_autocast_cache_enabled():
+            wide = any(p.dtype == torch.float32 for p in parameters_of(optimizer))
+            self._steps += wide
+            if self._steps > self._most:
+                self._most, self._seen = self._steps, self._place
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        if self._most >= OFTEN and self._seen is not None:
+            text = (
+                f"{self._most} optimizer steps ran inside of one region of autocast, which casts each weight "
+                "once and keeps the result until it is left: the model goes on computing with the weights of "
+                f"the first step. Enter autocast in each step: {describe_place(self._seen)}."
+            )
+            yield Misused(kind="stale casts", code=self.code, sentence=text, place=self._seen)
+
+
+class DividedTwice(Detector):
+    """A loss that is divided twice, one after the other, by the number of micro-batches of a step."""
+
+    code = "HG217"
+
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self._divisors: Counter[tuple[float, Place | None]] = Counter()
+
+    def on_backward(self, call: BackwardCall) -> None:
+        if call.accumulates and call.losses:
+            by = _twice(call.losses[0])
+            if by > 1:
+                self._divisors[by, user_place()] += 1
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        steps = self.bus.steps or 1
+        for (by, place), count in self._divisors.items():
+            # Each step has as many micro-batches as the loss is divided by.
+            if count >= OFTEN and count > self.bus.backward / 2 and round(count / steps) == by:
+                text = (
+                    f"The loss is divided by {by:g} twice, and {by:g} micro-batches make a step: gradients "
+                    f"are {by:g} times too small. Accelerate and other frameworks divide the loss that they "
+                    f"are given: pass it undivided at {describe_place(place)}."
+                )
+                yield Misused(kind="divided twice", code=self.code, sentence=text, place=place)
+                return
+
+
+def _twice(loss: Tensor) -> float:
+    """Return by what a loss was divided twice in a row; 0 if it was not."""
+    outer = _divisor(loss.grad_fn)
+    inner = _divisor(loss.grad_fn.next_functions[0][0]) if outer and loss.grad_fn else 0.0
+    return outer if outer == inner else 0.0
+
+
+def _divisor(node: Any) -> float:
+    by = getattr(node, "_saved_other", None) if node and node.name() == "DivBackward0" else None
+    return float(by) if isinstance(by, Tensor) and by.numel() == 1 else 0.0
+
+
+class HalfMoments(Detector):
+    """Moments of Adam that were saved in half, and are 0 when they are loaded."""
+
+    code = "HG311"
+    _MANY = 0.01  # of the elements whose first moment is not 0
+    _seen: Misused | None = None
+    _taken: Place | None = None
+
+    def on_state_taken(self) -> None:
+        self._taken = user_place() or self._taken
+
+    def on_loading_state(self, optimizer: Any, state: Any) -> None:
+        """Count second moments that are 0 in half, although the first moment is not 0."""
+        states = state.get("state", {}).values() if isinstance(state, dict) else ()
+        pairs = [
+            (one.get("exp_avg"), one.get("exp_avg_sq")) for one in states if isinstance(one, dict)
+        ]
+        half = [
+            (first, second)
+            for first, second in pairs
+            if isinstance(first, Tensor)
+            and isinstance(second, Tensor)
+            and second.dtype in HALF_DTYPES
+        ]
+        wide = all(p.dtype not in HALF_DTYPES for p in parameters_of(optimizer))
+        if self._seen is not None or not half or not wide:
+            return
+        with self.bus.unobserved():
+            moved = sum(int((first != 0).sum()) for first, _ in half)
+            lost = sum(int(((first != 0) & (second == 0)).sum()) for first, second in half)
+        place = user_place()
+        if moved and lost > self._MANY * moved and place is not None:
+            saved = describe_place(self._taken or place)
+            text = (
+                f"The state of {type(optimizer).__name__} was saved in half: {lost / moved:.0%} of second "
+                "moments are too small for that, and are 0 when they are loaded, so that steps are divided "
+                f"by eps alone. Save the state of the optimizer in FP32: {saved}. "
+                f"It is loaded at {describe_place(place)}."
+            )
+            self._seen = Misused(kind="half moments", code=self.code, sentence=text, place=place)
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        if self._seen is not None:
+            yield self._seen

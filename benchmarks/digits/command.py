@@ -184,7 +184,9 @@ def why(folder: Path) -> None:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         answer = ScriptAnswer.from_json(done.stdout)
         cure = "" if answer.cure is None else f"{answer.cure.sentence}, tested: {answer.cure.trial}"
-        is_named = f"lose digits at {case.file.name}:{case.guilty} " in f"{cure}{answer.advice} "
+        is_named = (
+            f"16-bit rounding at {case.file.name}:{case.guilty} " in f"{cure}{answer.advice} "
+        )
         named += is_named
         print(f"{case.name:24} {'named' if is_named else 'missed'}: {cure or answer.advice}")
     print(f"named {named} of {len(list(cases(folder)))}")

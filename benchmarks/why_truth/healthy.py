@@ -17,7 +17,7 @@ from halfguard.investigation import Target
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report import script_answer_page, to_markdown
 
-CALIBRATES = "Normal: the loss scale was calibrating."
+CALIBRATES = "This is normal while the loss scale calibrates."
 
 
 def programs(names: list[str], *, is_held_out: bool) -> list[Path]:

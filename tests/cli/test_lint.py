@@ -88,7 +88,8 @@ def test_a_removed_rule_is_answered_in_one_line(halfguard: Run) -> None:
 
 def test_a_page_says_who_sees_it_why_and_what_to_do() -> None:
     assert page_of("hd106").startswith(
-        "# HD106: optimizer-of-other-parameters\n\nThe optimizer has the old parameters of the model.\n\n"
+        "# HD106: optimizer-of-other-parameters\n\n"
+        "The optimizer holds parameters that the model no longer uses.\n\n"
         "*severity warning; seen by `halfguard doctor` at start-up; `halfguard why` in a run of the script*\n"
     )
     assert page_of("HD104").startswith("HD104 is HG402 now.\n\n# HG402: half-weights-trained\n")

@@ -122,7 +122,7 @@ def test_replay_of_a_guarded_run_names_the_loss(results: list[dict[str, Any]], o
     incident = next((out / "safe" / "halfguard" / "incidents").iterdir())
     told = halfguard("replay", str(incident), fails=None)
     assert (
-        "pow returned the first NaN or Inf, in module focal. Fixed by: module focal in FP32."
+        "pow returned the first NaN or Inf, in module focal. Fix: compute module focal in FP32."
         in told
     )
     assert "the whole step in bf16-mixed bad" in told

@@ -60,7 +60,7 @@ def test_a_long_run_is_no_proof_that_it_learns(seconds: float, noted: int) -> No
         (("cpu float16", "cuda float16"), "", "float16", "FP16 autocast"),
         (("cpu float16", "cpu bfloat16"), "", "", "FP16 and BF16 autocast"),
         (("cpu float16",), "float16", "float16", "FP16 weights"),
-        ((), "", "float16", "FP32, some tensors in FP16"),
+        ((), "", "float16", "FP32 with some FP16 tensors"),
         ((), "", "float32", "FP32"),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_sum_that_overflows_is_told_with_the_line_of_the_cast(places: MadePlac
     (told,) = found(places, module)
     assert (told.kind, told.dtype) == ("bad buffer", "float16")
     assert told.place == (str(HERE), line_of("# becomes half"))
-    assert "total of Tracker is half" in told.sentence
+    assert "total of Tracker is 16-bit" in told.sentence
 
 
 def test_a_buffer_that_overflows_in_the_cast_itself_is_told(places: MadePlaces) -> None:

@@ -22,13 +22,13 @@ def crash(error: str, **made: tuple[str, int]) -> Crash:
     ("error", "told"),
     [
         ("ValueError: Attempting to unscale FP16 gradients.", "needs FP32 weights"),
-        ("AssertionError: No inf checks were recorded for this optimizer.", "make the optimizer last"),
+        ("AssertionError: No inf checks were recorded for this optimizer.", "create the optimizer last"),
         ("AssertionError: No inf checks were recorded prior to update.", "scaler.step()"),
         ("RuntimeError: unscale_() has already been called on this optimizer since", "once per step"),
         ("RuntimeError: mat1 and mat2 must have the same dtype, but got Float and Half", "autocast"),
         ("RuntimeError: value cannot be converted to type c10::Half without overflow", "-65504"),
-        ("NotImplementedError: \"ctc_loss_cpu\" not implemented for 'Half'", "no ctc_loss_cpu for Half"),
-        ("IndexError: Target 7 is out of bounds.", "Count labels from 0"),
+        ("NotImplementedError: \"ctc_loss_cpu\" not implemented for 'Half'", "ctc_loss_cpu for Half"),
+        ("IndexError: Target 7 is out of bounds.", "Number the labels from 0"),
         ("RuntimeError: Input type (float) and bias type (c10::Half) should be the same", "autocast"),
     ],
 )  # fmt: skip

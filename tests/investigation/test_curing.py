@@ -182,7 +182,7 @@ def test_a_patch_after_which_an_overflow_is_swallowed_as_before_is_no_cure(one: 
     told, proven = cure_good_run(one, first_run(one), swallowed)
     assert [misused.kind for misused in told] == ["swallowed"]
     assert proven.cure is None
-    assert [trial.note for trial in proven.trials] == ["10 steps", "it is misused as before"]
+    assert [trial.note for trial in proven.trials] == ["10 steps", "the same fault remains"]
 
 
 def test_lost_updates_are_told_with_the_line_of_the_cast(one: Passes) -> None:

@@ -18,7 +18,7 @@ def test_an_answer_that_calls_a_healthy_program_bad_is_a_problem() -> None:
 
 
 def test_skipped_steps_are_explained() -> None:
-    skips = "loss scale 65536 at first, 32768 at last; 1 step skipped"
+    skips = "initial loss scale 65536, final loss scale 32768; 1 step skipped"
     answer = ScriptAnswer(script="program.py", outcome="nothing bad", loss_scale=skips)
     assert not problem(answer)
 

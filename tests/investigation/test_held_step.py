@@ -43,7 +43,9 @@ for step, batch in enumerate(data):
     opt.step()
 """
 ITERATOR = "batches = iter(data)\nfor step in range(6):\n"
-EVENT = Event(kind="loss", backward=4, step=4, how="the loss, at its backward pass")
+EVENT = Event(
+    kind="loss", backward=4, step=4, how=("the loss was NaN or Inf when its backward pass started")
+)
 
 
 def track(folder: Path, script: str) -> PassResult:

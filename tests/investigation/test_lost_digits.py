@@ -71,7 +71,7 @@ def test_the_line_of_a_step_is_named(detector: LostDigits) -> None:
     line = rounded.__code__.co_firstlineno + 1
     assert found.place == (__file__, line)
     assert found.unsure
-    assert f"lose digits at {__file__}:{line} (x = x.half())" in found.sentence
+    assert f"16-bit rounding at {__file__}:{line} (x = x.half())" in found.sentence
 
 
 def test_a_healthy_step_is_not_accused(detector: LostDigits) -> None:
@@ -92,7 +92,7 @@ def test_the_taped_step_is_none_of_the_audited_ones() -> None:
 
 
 def test_what_cannot_be_compared_with_fp32_is_a_note() -> None:
-    seen = Misused(kind="lost digits", sentence="16 bits lose digits at a.py:3.", unsure=True)
+    seen = Misused(kind="lost digits", sentence="16-bit rounding at a.py:3.", unsure=True)
     first = PassResult(ended="finished", backward=10, seconds=500)
     answer = answer_good_run(
         Target(name="a.py"),
@@ -104,8 +104,8 @@ def test_what_cannot_be_compared_with_fp32_is_a_note() -> None:
         shared=(),
     )
     assert answer.outcome == "nothing bad"
-    assert "ran for 500 s. Whether it learns as well as in FP32 is tested only" in answer.notes[0]
-    assert answer.notes[1] == "Not tested: 16 bits lose digits at a.py:3."
+    assert "ran for 500 s. halfguard compares it with FP32 only" in answer.notes[0]
+    assert answer.notes[1] == "Not tested: 16-bit rounding at a.py:3."
 
 
 @pytest.mark.slow
@@ -116,4 +116,4 @@ def test_why_names_the_line_of_a_silent_script(case: Case, tmp_path: Path) -> No
     answer = ScriptAnswer.from_json(done.stdout)
     told = answer.advice if answer.cure is None else answer.cure.sentence
     assert (answer.outcome, answer.code) == ("trains wrongly", "HG619")
-    assert f"lose digits at {case.file.name}:{case.guilty} " in told
+    assert f"16-bit rounding at {case.file.name}:{case.guilty} " in told

@@ -46,7 +46,7 @@ def average_of_views(kept: Tensor, weights: Tensor) -> None:
 def test_an_average_that_stays_is_told(update: Update) -> None:
     (told,) = run(update)
     assert (told.kind, told.code, told.dtype) == ("lost increments", "HG619", "bfloat16")
-    assert "8 of 8 numbers in bfloat16 did not change in 49 backward passes" in told.sentence
+    assert "8 of 8 values in bfloat16 did not change in 49 backward passes" in told.sentence
     assert told.place is not None
     assert told.place[0] == __file__
 

@@ -109,19 +109,19 @@ FAULTS: dict[str, tuple[str, Changes, str, tuple[str, ...]]] = {
     "rounded integers": (
         SCALED,
         (("torch.arange(6000, 6064).float()", "torch.arange(6000, 6064).to(h.dtype)"),),
-        "Positions become float16",
+        "Positions are cast to float16",
         ("+        at = torch.arange(6000, 6064).float()",),
     ),
     "lost updates": (
         HALF,
         (("lr=0.1", "lr=1e-6"),),
-        "of the updates of half weights are lost in each step",
+        "of the updates of 16-bit weights are lost in each step",
         ("+net = Net()", "dtype=torch.bfloat16)(net.forward)"),
     ),
     "bad buffer": (
         HALF,
         (("bfloat16()", "half()"), ("abs().mean()", "abs().sum() * 100")),
-        "total of Net is half, and not finite",
+        "total of Net is 16-bit and holds NaN or Inf",
         ("+net = Net()",),
     ),
 }

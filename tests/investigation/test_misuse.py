@@ -94,11 +94,11 @@ CHANGES = {
 }
 TOLD = {
     "not scaled": "was not multiplied",
-    "other scaler": "another one divides",
+    "other scaler": "unscaled by another",
     "penalty": "Divide them by scaler.get_scale()",
     "not zeroed": "zero_grad() in every step",
     "hidden": "raised",
-    "off": "it does nothing",
+    "off": "it is disabled",
 }
 
 
@@ -172,6 +172,6 @@ def test_an_error_that_the_script_catches_in_every_step_is_told(
     assert answer.outcome == ("trains wrongly" if is_caught else "nothing bad")
     if is_caught:
         assert (answer.code, answer.backward) == ("HG101", 0)
-        assert "24 times, and went on without training" in answer.cure.sentence
+        assert "24 times and did not train" in answer.cure.sentence
         assert "caught.py:13: y = net(x)" in answer.cure.sentence
         assert "+            y = net(x).masked_fill(x[:, :4] > 2, torch.finfo(" in answer.cure.patch

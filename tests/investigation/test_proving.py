@@ -69,7 +69,7 @@ def test_a_patch_for_which_there_was_no_time_is_not_shown() -> None:
 
 
 def test_a_patch_of_a_config_is_not_run() -> None:
-    config = cure("config", trial="the whole step in fp32", diff=False)
+    config = cure("config", trial="the whole step in FP32", diff=False)
     ran, proven = run_all(config)
     assert (ran, proven.cure) == ([], config)
 
@@ -77,7 +77,7 @@ def test_a_patch_of_a_config_is_not_run() -> None:
 def test_a_script_that_does_not_get_beyond_the_step_is_no_proof() -> None:
     _, proven = run_all(cure("a"), a=PassResult(ended="finished", backward=4, steps=4))
     assert proven.cure is None
-    assert proven.trials[0].note == "it did not get beyond the step"
+    assert proven.trials[0].note == "it did not get past the failing step"
 
 
 def test_a_late_failure_is_not_run_again() -> None:
@@ -143,9 +143,9 @@ def test_digits_that_other_lines_lose_are_judged_by_what_is_learnt() -> None:
     [
         (PassResult(ended="steps", inspected=7, misuse=(CLIPPED,)), ""),
         (PassResult(ended="crashed", error="RuntimeError: sparse", inspected=7), "sparse"),
-        (PassResult(ended="late"), "did not get to its end"),
-        (PassResult(ended="died"), "did not get to its end"),
-        (PassResult(ended="finished", inspected=2), "did not get to its end"),
+        (PassResult(ended="late"), "did not finish"),
+        (PassResult(ended="died"), "did not finish"),
+        (PassResult(ended="finished", inspected=2), "did not finish"),
     ],
 )
 def test_an_audit_that_fails_is_no_proof(audit: PassResult, error: str) -> None:

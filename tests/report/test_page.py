@@ -41,7 +41,9 @@ def autopsy(text: str = "", **changes: Any) -> Autopsy:
         "culprit": culprit,
         "samples": (3,),
         "trials": (
-            ReplayTrial(name=f"the whole step in fp32{text}", good=False, note=f"ValueError: no{text}"),
+            ReplayTrial(name=(
+                f"the whole step in FP32{text}"
+            ), good=False, note=f"ValueError: no{text}"),
             ReplayTrial(name="head in FP32", good=True, loss=1.25, grad_norm=0.5),
         ),
         "cure": Cure(
@@ -171,7 +173,7 @@ def test_a_page_has_findings_and_layers(write: object) -> None:
 def test_an_error_is_the_title_also_if_no_layer_overflows() -> None:
     page = probe_page(report(layer("narrow", (1.0,))), "train.py:job")
     assert (
-        page.title == "train.py:job in FP16: An operation of the forward pass returned NaN or Inf"
+        page.title == "train.py:job in FP16: An operation in the forward pass returned NaN or Inf"
     )
 
 

@@ -21,7 +21,7 @@ BAD = ScriptAnswer(
     seconds=1.5,
     step=7,
     bad_backward=7,
-    event="the loss, at its backward pass",
+    event="the loss was NaN or Inf when its backward pass started",
     loss=float("inf"),
     culprit=Culprit(
         kind="op",
@@ -35,8 +35,8 @@ BAD = ScriptAnswer(
         inputs=(RANGE,),
     ),
     in_fp32="fine",
-    trials=(ReplayTrial(name="the whole step in fp32", good=True, loss=1.25, grad_norm=0.5),),
-    cure=Cure(what="precision", sentence="Train in fp32.", trial="the whole step in fp32"),
+    trials=(ReplayTrial(name="the whole step in FP32", good=True, loss=1.25, grad_norm=0.5),),
+    cure=Cure(what="precision", sentence="Train in fp32.", trial="the whole step in FP32"),
     rank=1,
     notes=("The script wrote /data/x; this was not isolated.",),
 )
@@ -44,8 +44,8 @@ BAD = ScriptAnswer(
 
 def test_a_bad_number() -> None:
     text = to_markdown(script_answer_page(BAD))
-    assert "Step 7 (FP16 autocast): the first NaN or Inf was in the loss" in text
-    assert "In FP32 this step is fine. This step is good with: the whole step in fp32." in text
+    assert "Step 7 (FP16 autocast): the loss was NaN or Inf" in text
+    assert "In FP32 this step is fine. Fix for this step: compute the whole step in FP32." in text
     assert "It began on rank 1." in text
     assert "train.py:17" in text
     assert "this was not isolated" in text
@@ -55,7 +55,7 @@ def test_a_bad_number() -> None:
     "event",
     [
         "20 steps in a row were skipped; the loss scale is 65536",
-        "the loss scale fell to 0.5, and the gradients still overflow",
+        "the loss scale fell to 0.5 and the gradients still overflowed",
         "the last 3 steps were skipped",
         "the script crashed after a step that was skipped",
     ],
@@ -91,16 +91,16 @@ def test_a_good_run_tells_calibration_and_what_to_try() -> None:
         steps=23,
         backward=30,
         loss=0.5,
-        loss_scale="loss scale 65536 at first, 8192 at last; 10 steps skipped",
-        headroom="In the first 3 backward passes the largest half number was 12.",
+        loss_scale="initial loss scale 65536, final loss scale 8192; 10 steps skipped",
+        headroom="In the first 3 backward passes the largest 16-bit magnitude was 12.",
         next="halfguard lint .",
     )
     text = to_markdown(script_answer_page(answer))
     assert "No NaN or Inf in 30 backward passes (BF16 autocast)" in text
-    assert "Normal: the loss scale was calibrating." in text
+    assert "This is normal while the loss scale calibrates." in text
     assert "halfguard lint ." in text
     none = answer.model_copy(
-        update={"loss_scale": "loss scale 1 at first, 1 at last; 0 steps skipped"}
+        update={"loss_scale": "initial loss scale 1, final loss scale 1; 0 steps skipped"}
     )
     assert "calibrating" not in to_markdown(script_answer_page(none))
 
@@ -141,13 +141,14 @@ def with_trial(trial: str, *trials: ReplayTrial) -> str:
 
 
 def test_a_fix_is_one_with_which_the_script_trains_on() -> None:
-    assert "Fixed by: a; the patched script" in with_trial(
-        "a; the patched script, run from its start"
-    )
+    text = with_trial("a; the patched script, run from the start")
+    assert "Fix: use a. Verified on this step and by running the patched script" in text
+    text = with_trial("the patched script, run from the start")
+    assert "The patch below was verified by running the patched script" in text
     failed = ReplayTrial(name="the script, patched: a", good=False)
     text = with_trial("a", failed)
-    assert "This step is good with: a. The script, patched so, failed at a later step." in text
-    assert "Fixed by" not in text
+    assert "Fix for this step: use a. The patched script failed at a later step." in text
+    assert "erified" not in text
 
 
 def test_columns_without_an_entry_are_left_out() -> None:

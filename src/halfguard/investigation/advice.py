@@ -12,8 +12,8 @@ from halfguard.records.autopsy import Culprit
 from halfguard.records.script_answer import InFP32
 
 ADVICE_ON_CTC = (
-    "A target of this batch is longer than its input, so there is no alignment, and the loss is infinite in "
-    "any precision: drop such samples, or give CTC zero_infinity=True."
+    "A target of this batch is longer than its input, so no alignment exists and the CTC loss is "
+    "Inf in any precision. Drop such samples, or pass zero_infinity=True to the CTC loss."
 )
 
 
@@ -25,24 +25,29 @@ def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
     if found.of_data and in_fp32 != "fine":
         return (
             f"{culprit.op} at {culprit.place} returned NaN or Inf before any parameter was used: "
-            "the data has a value for which it is not defined, such as log(0). Repair or drop such samples."
+            "the data contains a value for which the operation is undefined, such as log(0). "
+            "Repair or drop such samples."
         )
     if culprit.kind == "input":
         hides = describe_place(found.made.hides)
         return (
-            f"{culprit.name} was not finite before it was used here: look at the data that it was made of, "
-            "and repair or drop such samples there."
-            + (f" A finite loss does not help: gradients pass through {hides}." if hides else "")
+            f"{culprit.name} was not finite before it was used here. Check the data that it was "
+            "computed from, and repair or drop such samples there."
+            + (
+                f" A finite loss is not enough: gradients still pass through {hides}."
+                if hides
+                else ""
+            )
         )
     if culprit.kind in ("parameter", "buffer"):
         return (
-            f"The {culprit.kind} {culprit.name} was not finite before this step: an earlier step, or a "
-            "checkpoint that was loaded, has to be repaired."
+            f"The {culprit.kind} {culprit.name} was not finite before this step. Look for the "
+            "cause in an earlier step or in the checkpoint that was loaded."
         )
     if event.kind == "parameters" and culprit.phase == "backward" and event.scale > 1:
         return (
-            "The optimizer applied gradients that had overflowed: only scaler.step(optimizer) may step it, "
-            "never optimizer.step() as well."
+            "The optimizer applied gradients that had overflowed. Step it only with "
+            "scaler.step(optimizer), and do not call optimizer.step() directly."
         )
     return _advise_on_operation(culprit, found, in_fp32)
 
@@ -52,77 +57,80 @@ def _advise_on_operation(culprit: Culprit, found: PassResult, in_fp32: InFP32) -
     if "ctc_loss" in culprit.op:
         return ADVICE_ON_CTC
     if culprit.op.startswith("nll_loss"):
-        return (
-            "No label is left in this batch (all are ignored): skip it, or divide by max(count, 1)."
-        )
+        return "All labels of this batch are ignored. Skip the batch, or divide by max(count, 1)."
     if found.few:
         return advise_on_few(culprit, found.few)
     is_float16 = "float16" in (culprit.dtype, found.autocast)
     if math.isinf(exact) and in_fp32 == "fine":
         return (
-            f"{culprit.op} has no finite value at these inputs, but the step is fine in FP32: a lower "
-            "precision made them 0 or infinite before. Compute the operations before it in FP32"
+            f"{culprit.op} has no finite result for these inputs, but the step is finite in FP32: "
+            "the lower precision had already rounded an input to 0 or Inf. Compute the preceding "
+            "operations in FP32"
             # bfloat16 has the range of FP32: a small epsilon is not 0 there.
-            + (", and choose an epsilon that is not 0 in half." if is_float16 else ".")
+            + (", and choose an epsilon that is not 0 in float16." if is_float16 else ".")
         )
     if math.isinf(exact):
         return (
-            f"{culprit.op} has no finite value at these inputs in any precision: guard its input (an "
-            "epsilon, clamp, torch.where on the input, no empty rows)."
+            f"{culprit.op} has no finite result for these inputs in any precision. Guard its "
+            "input: add an epsilon, clamp it, apply torch.where to the input, or avoid empty "
+            "rows."
         )
     fits_fp32 = math.isfinite(exact) and culprit.dtype in HALF_NAMES and exact < FP32.largest
     if fits_fp32 and in_fp32 == "fails":
         return (
-            f"The result, up to {exact:.3g}, does not fit {culprit.dtype}, but FP32 alone is not a fix: the "
-            "step fails there as well, at a later operation. A row that is masked as a whole, or a sum over "
-            "nothing, is bad in any precision: leave it out."
+            f"The result, up to {exact:.3g}, overflows {culprit.dtype}, but FP32 alone does not "
+            "fix the step, which then fails at a later operation. Fully masked rows and means "
+            "over empty selections are NaN in any precision, so leave them out."
         )
     if fits_fp32:
         return (
-            f"The result, up to {exact:.3g}, does not fit {culprit.dtype}: compute {culprit.op} in FP32 "
-            "(.float(), with autocast off), or make its input smaller."
+            f"The result, up to {exact:.3g}, overflows {culprit.dtype}. Compute {culprit.op} in "
+            "FP32 (.float(), with autocast disabled), or make its input smaller."
         )
     if math.isfinite(exact):
         return (
-            f"The result, up to {exact:.3g}, does not fit FP32 either: the run diverged before this step, "
-            "or its inputs are far too large. Lower the learning rate, warm it up, or clip gradients"
+            f"The result, up to {exact:.3g}, overflows FP32 too: the run diverged before this "
+            "step, or its inputs are far too large. Lower the learning rate, add warmup, or clip "
+            "the gradients"
             + (f": {made}." if (made := describe_place(found.made.optimizer)) else ".")
         )
-    return "Change the computation where it began. The ranges above show what does not fit."
+    return "Change the computation at its origin. The ranges above show which values overflow."
 
 
 def advise_on_few(culprit: Culprit, few: Few) -> str:
     """Return what to do about a mean over nothing, or the deviation of one number."""
     if few == "one":
         return (
-            f"{culprit.op} at {culprit.place} is given one number, and divides by a count of 0, in any "
-            "precision. Divide by the count where it is 1 (correction=0), or leave such samples out."
+            f"{culprit.op} at {culprit.place} receives a single value, so it divides by 0 in any "
+            "precision. Use correction=0 when the count is 1, or leave such samples out."
         )
     return (
-        f"{culprit.op} at {culprit.place} is given no numbers: what was selected of this batch is empty, and "
-        "a mean over nothing is NaN in any precision. Divide the sum by max(count, 1), or leave the term out."
+        f"{culprit.op} at {culprit.place} receives an empty tensor: nothing was selected from "
+        "this batch, and the mean of an empty tensor is NaN in any precision. Divide the sum by "
+        "max(count, 1), or leave the term out."
     )
 
 
 def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:
     """Return what to do about a constant that is infinite in half only."""
     return (
-        f"The constant that {mask.op} writes at {mask.place} is infinite in {mask.dtype or 'half'}, but not "
-        f"in FP32, and {culprit.op} at {culprit.place} makes NaN of it. Write torch.finfo(x.dtype).min "
-        "instead, and leave out rows that are masked as a whole."
+        f"The constant that {mask.op} writes at {mask.place} is Inf in {mask.dtype or 'float16'}, "
+        f"but finite in FP32, and {culprit.op} at {culprit.place} turns it into NaN. Write "
+        "torch.finfo(x.dtype).min instead, and leave out fully masked rows."
     )
 
 
 def advise_on_swallowed(found: AuditFinding) -> str:
     """Return what to do about numbers that left the range of half in a run without a bad number."""
     did = (
-        f"{found.op} leaves the range of {found.half.dtype}, and its infinity became a finite number later"
+        f"{found.op} overflowed {found.half.dtype}, and a later operation made the Inf finite"
         if found.fault == "overflow"
-        else f"Numbers of {found.op} are too small for {found.half.dtype}, and became 0"
+        else f"Results of {found.op} are too small for {found.half.dtype} and became 0"
     )
     return (
-        f"{did}, so that the step learns something wrong without a NaN. Compute the line in FP32 (.float() "
-        f"on its half inputs, with autocast off): {describe_place((found.file, found.line))}"
+        f"{did}, so the gradients are wrong although no NaN appears. Compute the line in FP32 "
+        "(call .float() on its 16-bit inputs and disable autocast): "
+        f"{describe_place((found.file, found.line))}"
     )
 
 
@@ -131,15 +139,15 @@ def advise_on_reference(step: InFP32, script: InFP32, made: Made, casts: tuple[P
     if (step, script) == ("fails", "fine"):
         lines = "; ".join(map(describe_place, casts))
         return (
-            "FP32 from this step on is too late: numbers were rounded to half before, and in FP32 from its "
-            "first line the script trains. Keep them in FP32 where they are made"
-            + (f": {lines}." if lines else ".")
+            "Running only this step in FP32 does not help because values had already been rounded "
+            "to 16-bit precision. Run in FP32 from its first line, the script trains. Keep these "
+            "values in FP32 where they are created" + (f": {lines}." if lines else ".")
         )
     if (step, script) == ("fine", "fails"):
         made_at = describe_place(made.optimizer)
         return (
-            "The run diverges in FP32 as well, from its first line: 16 bits show it a few steps earlier. "
-            "Lower the learning rate, warm it up, or clip gradients"
+            "The script also diverges when it runs entirely in FP32; in 16-bit precision it fails "
+            "a few steps earlier. Lower the learning rate, add warmup, or clip the gradients"
             + (f": {made_at}." if made_at else ".")
             + " If a learned number grows without a limit (a log-scale, a temperature), give it one, by tanh "
             "or clamp, before it is used, and use the limited number wherever it is."

@@ -68,7 +68,7 @@ def name_precision(first: PassResult, half: str = "") -> str:
     names = " and ".join(_SHORT.get(dtype, dtype) for dtype in regions)
     if names:
         return f"{names} autocast"
-    return f"FP32, some tensors in {_SHORT[half]}" if half in _SHORT else "FP32"
+    return f"FP32 with some {_SHORT[half]} tensors" if half in _SHORT else "FP32"
 
 
 def _common(target: Target, first: PassResult, proven: Proven, *, half: str = "") -> dict[str, Any]:
@@ -169,15 +169,15 @@ def _cause(second: PassResult) -> str:
 
 def _repeated(second: PassResult, event: Event) -> str:
     if second.culprit is None and second.ended == "interrupted":
-        return "The second run was interrupted, so the operation is not known."
+        return "The second run was interrupted, so the operation is unknown."
     if second.culprit is None:
-        return "The second run did not fail in this way, so the operation is not known."
+        return "The second run did not fail in the same way, so the operation is unknown."
     if not event.backward:
         return ""
     if second.differs_at is None:
-        return "The second run had the same losses, bit for bit, up to this step."
+        return "The losses of the second run were bit-identical up to this step."
     return (
-        f"The second run was not the same: losses differ from backward pass {second.differs_at} on. It "
+        f"The losses of the second run differ from backward pass {second.differs_at} on, but it "
         "failed at the same step."
     )
 
@@ -187,8 +187,8 @@ def _exact(second: PassResult) -> str:
     if culprit is None or math.isnan(exact):
         return ""
     if math.isinf(exact):
-        return "On the same inputs it is not finite in FP64 either."
-    return f"On the same inputs the result in FP64 is finite, up to {exact:.6g}."
+        return "On the same inputs, the result is not finite in FP64 either."
+    return f"On the same inputs, the FP64 result is finite, with magnitudes up to {exact:.6g}."
 
 
 def answer_good_run(
@@ -236,13 +236,13 @@ def _audit_notes(first: PassResult, inspected: PassResult | None) -> Iterator[st
     error = inspected.error or ("its process died" if inspected.ended == "died" else "")
     if error:
         yield (
-            f"The audit of a few steps failed ({error[:_LONGEST]}), so swallowed overflow, lost updates and "
-            "small gradients may have been missed."
+            f"The audit of a few steps failed ({error[:_LONGEST]}), so swallowed overflows, lost "
+            "updates and vanishing gradients may have been missed."
         )
     if first.seconds > SOON_SECONDS:
         yield (
-            f"The script ran for {first.seconds:.0f} s. Whether it learns as well as in FP32 is tested only "
-            f"for a script that ends within {SOON_SECONDS:.0f} s."
+            f"The script ran for {first.seconds:.0f} s. halfguard compares it with FP32 only if "
+            f"it ends within {SOON_SECONDS:.0f} s."
         )
         unsure = (one.sentence for one in (*first.misuse, *inspected.misuse) if one.unsure)
         yield from (f"Not tested: {sentence}" for sentence in dict.fromkeys(unsure))
@@ -253,17 +253,20 @@ def _headroom(found: Headroom | None, inspected: PassResult | None) -> str:
         return ""
     steps = f"{inspected.inspected} backward passes, spread over the run,"
     if found is None:
-        return f"No tensor was in half in {steps.rstrip(',')}: the script trains in FP32 on this machine."
+        return (
+            f"No tensor was 16-bit in {steps.rstrip(',')}, so the script trains in FP32 on this "
+            "machine."
+        )
     place = f"{found.file}:{found.line}" if found.file else "an unknown place"
     if found.limit > FP16.largest:
         return (
-            f"The script ran in bfloat16, which has the range of FP32: in {steps} the largest number was "
-            f"{found.largest:.6g}, of {found.op} at {place}."
+            f"The script ran in bfloat16, which has the range of FP32. In {steps} the largest "
+            f"magnitude was {found.largest:.6g}, in the result of {found.op} at {place}."
         )
     bits = math.log2(found.limit / found.largest) if found.largest else math.inf
     return (
-        f"In {steps} the largest half number was {found.largest:.6g}, {bits:.1f} doublings below the limit "
-        f"of {found.limit:g}: {found.op} at {place}."
+        f"In {steps} the largest 16-bit magnitude was {found.largest:.6g}, {bits:.1f} doublings "
+        f"below the limit of {found.limit:g}, in the result of {found.op} at {place}."
     )
 
 
@@ -271,7 +274,7 @@ def _loss_scale(scaler: ScalerFacts) -> str:
     if not scaler.used:
         return ""
     skipped = f"{scaler.skips} step{'' if scaler.skips == 1 else 's'} skipped"
-    return f"loss scale {scaler.first:g} at first, {scaler.last:g} at last; {skipped}"
+    return f"initial loss scale {scaler.first:g}, final loss scale {scaler.last:g}; {skipped}"
 
 
 def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
@@ -288,22 +291,27 @@ def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
 
 def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
     notes = [f"The script {effect}; this was not isolated." for effect in first.outside]
-    notes += [f"{path} is too large to copy: what was written there stays." for path in shared]
+    notes += [
+        f"{path} is too large to copy, so changes that the runs made there remain."
+        for path in shared
+    ]
     if first.seconds > SOON_SECONDS and (first.event is not None or first.misuse):
         notes.append(
-            f"The script ran for {first.seconds:.0f} s. Patches are tested, and offered, only for a script "
-            f"that fails or ends within {SOON_SECONDS:.0f} s: shorten the run, or try halfguard lint --fix."
+            f"The script ran for {first.seconds:.0f} s. Patches are tested and offered only for "
+            f"scripts that fail or end within {SOON_SECONDS:.0f} s. Shorten the run, or try "
+            "halfguard lint --fix."
         )
     if first.spawns:
         notes.append(
-            "The script starts its ranks itself (torch.multiprocessing.spawn), and only the process that "
-            "starts them was observed. Let torchrun start them: torchrun --nproc-per-node=2 -m halfguard.why "
-            "SCRIPT."
+            "The script starts its ranks itself (torch.multiprocessing.spawn), so halfguard "
+            "observed only the parent process. Start the ranks with torchrun: torchrun "
+            "--nproc-per-node=2 -m halfguard.why SCRIPT."
         )
     if first.autocast_off:
         device = first.autocast_off
         notes.append(
-            f"autocast({device!r}) was switched off by torch, since there is no such device here: the "
-            "script ran in FP32. With --emulate it runs by CUDA's rules on this CPU."
+            f"autocast({device!r}) was disabled by torch because this machine has no such device, "
+            "so the script ran in FP32. To run it under CUDA's autocast rules on this CPU, use "
+            "--emulate."
         )
     return tuple(notes)

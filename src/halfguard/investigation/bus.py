@@ -498,8 +498,8 @@ def raise_if_unsupported() -> None:
     modules = torch.autograd.graph, torch.autograd
     if not all(callable(getattr(module, "_engine_run_backward", None)) for module in modules):
         raise UsageError(
-            f"torch {torch.__version__} has no torch.autograd.graph._engine_run_backward, the one function "
-            "that every backward pass runs through, so a script cannot be observed from outside.",
+            f"torch {torch.__version__} does not have torch.autograd.graph._engine_run_backward, "
+            "which halfguard hooks to observe every backward pass.",
             cure="Use torch 2.9 to 2.15, or call halfguard.find_first_nonfinite in the script.",
         )
 

@@ -62,7 +62,7 @@ class CaughtErrors(Detector):
             return
         crash = Crash(texts[0], place, made)
         text = (
-            f"The script caught {texts[0]!r} {len(texts)} times, and went on without training in these steps "
+            f"The script caught {texts[0]!r} {len(texts)} times and did not train in these steps "
             f"({self.bus.backward} backward passes ran): {describe_place(place)}. {crash.advice}"
         )
         caught = Misused(kind="hidden error", sentence=text.rstrip(), place=place, error=texts[0])

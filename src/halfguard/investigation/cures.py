@@ -84,8 +84,8 @@ def _anomaly(found: PassResult, event: Event, script: str) -> Iterator[Cure]:
         return
     patch, places = settings.anomaly_off.with_places((script, 0) if script else None)
     yield from untried(
-        "detect_anomaly raises at an overflow that the scaler would skip while it calibrates. "
-        f"Switch it off: {describe_place(next(reversed(places), None))}.",
+        "detect_anomaly raises on overflows that the scaler would skip while it calibrates. "
+        f"Disable it: {describe_place(next(reversed(places), None))}.",
         patch,
         "HG307",
     )
@@ -95,8 +95,8 @@ def _micro_batches(culprit: Culprit) -> Iterator[Cure]:
     """Yield a mean over micro-batches, if the sum of their gradients does not fit half."""
     if "AccumulateGrad" in culprit.op and culprit.dtype in HALF_NAMES:
         yield from untried(
-            f"The sum of the gradients of all micro-batches does not fit {culprit.dtype} at "
-            f"{culprit.place}: divide each loss by their number.",
+            f"The sum of the gradients of all micro-batches overflows {culprit.dtype} at "
+            f"{culprit.place}. Divide each loss by the number of micro-batches.",
             scaling.loss_per_micro_batch((culprit.file, culprit.line)),
             "HG611",
         )
@@ -109,9 +109,9 @@ def _skipped(found: PassResult, event: Event) -> Iterator[Cure]:
         hides = event.place  # the backward pass of a loss that bad data has spoiled
     if judge_fp32(found.trials) != "fine" and event.kind in ("loss", "gradients", "looked"):
         is_known = culprit is not None and culprit.file
-        source = f" What is bad comes from {culprit.place}." if culprit and is_known else ""
+        source = f" The NaN or Inf comes from {culprit.place}." if culprit and is_known else ""
         yield from untried(
-            f"Leave out batches whose loss is not finite, before their backward pass, as a stopgap: "
+            "As a stopgap, skip batches whose loss is not finite before their backward pass: "
             f"{describe_place(hides)}.{source} Repair or drop such samples there.",
             masks.skip_bad_batch(hides),
             "HG308" if found.made.hides else "HG612",
@@ -138,8 +138,9 @@ def _added_masks(culprit: Culprit) -> Iterator[Cure]:
         return
     patch, lines = masks.smaller_masks.with_places((culprit.file, culprit.line))
     yield from untried(
-        f"Two masks are added at {culprit.place}: the smallest number of half is in one of them, so the "
-        f"sum is infinite. Divide it by 4: {'; '.join(map(describe_place, lines))}.",
+        f"Two masks are added at {culprit.place}, and one of them holds the lowest FP16 value "
+        "(-65504), so the sum overflows to -Inf. Divide the mask value by 4: "
+        f"{'; '.join(map(describe_place, lines))}.",
         patch,
         "HG101",
     )
@@ -149,9 +150,10 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
     if event.kind == "scale" and found.made.not_updated > _NOT_UPDATED:
         patch, places = steps.update_before_continue.with_places(found.made.scaling)
         yield from untried(
-            f"The loop goes on without scaler.update() at {describe_place(next(iter(places), None))}: the "
-            "loss scale never falls. Step and update the scaler in every iteration; it skips bad steps by "
-            "itself.",
+            "The loop continues without scaler.update() at "
+            f"{describe_place(next(iter(places), None))}, so the loss scale never decreases. Call "
+            "scaler.step() and scaler.update() in every iteration; the scaler skips non-finite "
+            "steps itself.",
             patch,
             "HG302",
         )
@@ -165,7 +167,10 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
         patch = repair((culprit.file, culprit.line))
         yield from untried(advise_on_few(culprit, found.few), patch, "HG620")
     if culprit.op.startswith("nll_loss") and culprit.file:
-        text = "No label is left in this batch (all are ignored): divide the sum by max(count, 1)."
+        text = (
+            "All labels of this batch are ignored, so the mean divides by 0. Divide the sum by "
+            "max(count, 1)."
+        )
         yield from untried(text, masks.divide_by_labels((culprit.file, culprit.line)), "HG612")
 
 
@@ -175,11 +180,11 @@ def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
         return
     made = found.made
     half = made.half_weights or made.half_module
-    range_of = f"{culprit.op} at {culprit.place} leaves the range of float16"
-    where = f"They became half at {describe_place(half)}."
+    range_of = f"{culprit.op} at {culprit.place} overflows float16"
+    where = f"They were converted to 16-bit at {describe_place(half)}."
     ways = {
-        "bfloat16": "Keep the weights in FP32, and run the model under autocast in bfloat16",
-        None: "Keep the weights, and what is passed to the model, in FP32",
+        "bfloat16": "Keep the weights in FP32 and run the model under autocast in bfloat16",
+        None: "Keep the weights and the inputs of the model in FP32",
     }
     for dtype, what in ways.items():
         patch = fp32_weights(half, dtype, made.half_callers)
@@ -213,12 +218,12 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
     if "scale" in good:
         yield _scale(good["scale"], event, culprit, found)
     if "bf16" in good:
-        why = "BF16 has the range of FP32, but 8 significant bits where FP16 has 11"
+        why = "BF16 has the range of FP32, but only 8 significant bits instead of FP16's 11"
         patch = _use_bfloat16(found.made.autocast, script)
         yield _precision(good["bf16"], "bf16-mixed", why, patch)
     if "fp32" in good:
         patch = settings.autocast_region(found.made.autocast, "enabled", "False")
-        yield _precision(good["fp32"], "fp32", "nothing smaller helped", patch)
+        yield _precision(good["fp32"], "fp32", "no smaller change fixed the step", patch)
     if stable is not None and not learns and "fp32" not in good:  # no gradient: an empty batch
         yield _operation(stable, culprit).model_copy(update={"trial": ""})
 
@@ -247,7 +252,7 @@ def _make_island(made: Made) -> str:
 def _lines(good: dict[TrialKind, TrialResult], culprit: Culprit) -> Iterator[Cure]:
     """Yield several statements in FP32: those that lead to the line, or all of its function."""
     if "slice" in good:
-        what = f"Compute the statement at {culprit.place}, and those that lead to it, in FP32"
+        what = f"Compute the statement at {culprit.place} and those that lead to it in FP32"
         yield _line(good["slice"], what)
     if "function" in good:
         yield _line(good["function"], f"Compute the function around {culprit.place} in FP32")
@@ -273,7 +278,10 @@ def _trial(trials: tuple[TrialResult, ...], kind: str) -> TrialResult | None:
 def _rewritten(result: TrialResult) -> Cure:
     return Cure(
         what="operation",
-        sentence=f"{result.rewrite} It computes the result without the intermediate values.",
+        sentence=(
+            f"{result.rewrite} This form computes the result without the overflowing intermediate "
+            "values."
+        ),
         trial=result.trial.name,
         patch=result.patch,
         code=next((code for text, code in _COMPOSED.items() if text in result.rewrite), ""),
@@ -282,7 +290,7 @@ def _rewritten(result: TrialResult) -> Cure:
 
 def _operation(result: TrialResult, culprit: Culprit) -> Cure:
     names = ", ".join(f"halfguard.ops.{name}" for name in result.stable)
-    limit = " It limits its result to the range of the dtype." if result.limits else ""
+    limit = " It clamps its result to the range of the dtype." if result.limits else ""
     return Cure(
         what="operation",
         sentence=f"Use {names} at {culprit.place}.{limit}",
@@ -297,11 +305,12 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
     half = describe_place(made.half_weights)
     optimizer = describe_place(made.optimizer)
     sentence = (
-        "Keep the weights in FP32, and run the model under torch.autocast instead of .half(): the "
-        f"optimizer's own arithmetic ({culprit.op}) does not fit {culprit.dtype}"
-        + (", where a small eps is 0." if _rounds_to_zero(made.eps, culprit.dtype) else ".")
-        + (f" The weights became half at {half}." if half else "")
-        + (f" The optimizer was made at {optimizer}." if optimizer else "")
+        "Keep the weights in FP32 and run the model under torch.autocast instead of calling "
+        f".half(): the optimizer's own arithmetic ({culprit.op}) exceeds the range of "
+        f"{culprit.dtype}"
+        + (", in which its eps is 0." if _rounds_to_zero(made.eps, culprit.dtype) else ".")
+        + (f" The weights were converted to 16-bit at {half}." if half else "")
+        + (f" The optimizer was created at {optimizer}." if optimizer else "")
     )
     trial = result.trial.name
     kept = fp32_weights(made.half_weights, culprit.dtype)
@@ -309,7 +318,7 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
     for patch in dict.fromkeys((adapters, kept) if adapters else (kept,)):
         yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch, code="HG403")
     if _rounds_to_zero(made.eps, culprit.dtype):
-        eps = "Give the optimizer an eps that is not 0 in half, such as 1e-4; better, "
+        eps = "Give the optimizer an eps that is not 0 in float16, such as 1e-4. Better: "
         yield from untried(eps + sentence[0].lower() + sentence[1:], _eps(made, "1e-4"), "HG403")
 
 
@@ -322,8 +331,9 @@ def _zero_eps(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cur
     """Yield an eps for an optimizer that divides by 0 without one."""
     if event.kind == "parameters" and culprit.module is None and found.made.eps == 0:
         yield from untried(
-            f"The eps of {found.made.optimizer_class} is 0, so it divides 0 by 0 where a gradient was "
-            f"always 0. Give it one: {describe_place(found.made.optimizer)}.",
+            f"The eps of {found.made.optimizer_class} is 0, so it divides 0 by 0 for parameters "
+            "whose gradient was always 0. Set a positive eps: "
+            f"{describe_place(found.made.optimizer)}.",
             _eps(found.made, "1e-8"),
             "HG403",
         )
@@ -332,14 +342,17 @@ def _zero_eps(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cur
 def _line(result: TrialResult, what: str) -> Cure:
     return Cure(
         what="operation",
-        sentence=f"{what}: .float() on its half inputs, and torch.autocast(..., enabled=False) around it.",
+        sentence=(
+            f"{what}: call .float() on its 16-bit inputs and wrap it in torch.autocast(..., "
+            "enabled=False)."
+        ),
         trial=result.trial.name,
         patch=result.patch,
     )
 
 
 def _island(result: TrialResult, culprit: Culprit, found: PassResult) -> Cure:
-    reason = f"{culprit.op} at {culprit.place} leaves the range of {culprit.dtype or 'half'}"
+    reason = f"{culprit.op} at {culprit.place} overflows {culprit.dtype or 'the 16-bit format'}"
     patch, made = _make_island(found.made), found.made.modules
     precision = "bf16-mixed" if found.autocast == "bfloat16" else "fp16-mixed"
     plan = PrecisionPlan(
@@ -347,9 +360,9 @@ def _island(result: TrialResult, culprit: Culprit, found: PassResult) -> Cure:
     )
     return Cure(
         what="island",
-        sentence=f"Keep {result.plan.module!r} in FP32, by halfguard.fp32_island"
-        + ("." if patch else " or by this plan.")
-        + (f" It was made at {describe_place(made[0].place)}." if made else ""),
+        sentence=f"Keep {result.plan.module!r} in FP32 with halfguard.fp32_island"
+        + ("." if patch else " or with this plan.")
+        + (f" It is created at {describe_place(made[0].place)}." if made else ""),
         trial=result.trial.name,
         patch=patch or plan.to_yaml().rstrip("\n"),
     )
@@ -361,7 +374,7 @@ def _islands(result: TrialResult, found: PassResult) -> Iterator[Cure]:
     widened = ((one.place, _widened(one.path)) for one in found.made.modules)
     ways = (island(place, inner) for place, inner in widened if "*" in inner)
     patch = next(filter(None, ways), "") if "*" in path else ""
-    text = f"Keep {path!r} in FP32, by halfguard.fp32_island: other layers fail in later steps."
+    text = f"Keep {path!r} in FP32 with halfguard.fp32_island: other layers fail in later steps."
     yield from untried(text, patch, "HG601")
 
 
@@ -373,8 +386,11 @@ def _scale(result: TrialResult, event: Event, culprit: Culprit, found: PassResul
     scale = result.plan.scale or 1.0
     return Cure(
         what="scale",
-        sentence=f"The gradients of {culprit.op} fit at a loss scale of {scale:g}, not at {event.scale:g}: "
-        "begin there, and let the scale fall further if it must.",
+        sentence=(
+            f"The gradients of {culprit.op} overflow at a loss scale of {event.scale:g}, but not "
+            f"at {scale:g}. Start at {scale:g}, and let the scaler lower the scale further if "
+            "necessary."
+        ),
         trial=result.trial.name,
         patch=settings.initial_scale(found.made.scaler, scale) or f"scale:\n  init: {scale!r}",
     )

@@ -63,7 +63,7 @@ class Reference:
     def trial(self, event: Event | None) -> ReplayTrial:
         """Return the run as a row of the trials."""
         seen, result = self.result.event, self.result
-        bad = "" if seen is None else f"bad at step {seen.step}: {seen.how}"
+        bad = "" if seen is None else f"failed at step {seen.step}: {seen.how}"
         note = result.error or bad or f"{result.steps} steps"
         good = self.judge(event) == "fine"
         return ReplayTrial(name=_IN_FP32_NAME, good=good, loss=result.loss, note=note[:200])
@@ -81,7 +81,7 @@ class Reference:
         quarters = [self.losses[at : at + part] for at in range(0, 4 * part, part)]
         full, now = median(quarters[-1]), median(losses[3 * part : 4 * part])
         after = f"after {count} backward passes"
-        text = f"it learns less than in FP32: loss {now:.4g}, in FP32 {full:.4g}, {after}"
+        text = f"it learns less than in FP32: the loss is {now:.4g} (FP32: {full:.4g}) {after}"
         if not math.isfinite(now):
             return text
         highest = max(map(median, quarters))
@@ -99,7 +99,7 @@ def _noise(values: Sequence[float]) -> float:
     return _NOISE * median(abs(value - middle) for value in values) / math.sqrt(len(values))
 
 
-PROOF = "the patched script, run from its start"
+PROOF = "the patched script, run from the start"
 FAILED = "the script, patched"
 SOON_SECONDS = 60.0  # of the first pass
 SOON_STEPS = 1000
@@ -165,8 +165,8 @@ def failure(result: PassResult, event: Event) -> str:
     further = result.backward > event.backward and result.steps > event.step
     if result.ended in OVER and further and result.event is None and not result.error:
         return ""
-    seen = "" if result.event is None else f"bad at step {result.event.step}: {result.event.how}"
-    return result.error or seen or "it did not get beyond the step"
+    seen = "" if result.event is None else f"failed at step {result.event.step}: {result.event.how}"
+    return result.error or seen or "it did not get past the failing step"
 
 
 def fault_left(result: PassResult, misused: Misused, before: Sequence[Misused]) -> str:
@@ -174,14 +174,14 @@ def fault_left(result: PassResult, misused: Misused, before: Sequence[Misused]) 
     sure = {one.kind for one in result.misuse if not one.unsure}
     new = sorted(sure - {one.kind for one in before})
     if result.error or result.ended not in OVER or not result.backward:
-        return result.error or "it did not get to its end"
+        return result.error or "it did not finish"
     if result.event is not None:
-        return f"bad at step {result.event.step}"
+        return f"failed at step {result.event.step}"
     if new:
         return f"it has a new fault: {', '.join(new)}"
     # Digits are lost elsewhere, too: that is judged by what the script learns.
     left = sure if misused.kind == "lost digits" else {one.kind for one in result.misuse}
-    return "it is misused as before" if misused.kind in left else ""
+    return "the same fault remains" if misused.kind in left else ""
 
 
 def without_proof(cures: Sequence[Cure]) -> Cure | None:
@@ -315,7 +315,7 @@ def with_audit(result: PassResult, audit: PassResult, inspected: int) -> PassRes
         return result.model_copy(update={"ended": "interrupted"})
     is_over = audit.ended in ("finished", "exited", "steps")
     if audit.error or not is_over or audit.inspected < min(inspected, _FEWEST_STEPS):
-        error = audit.error or "the audit of the patched script did not get to its end"
+        error = audit.error or "the audit of the patched script did not finish"
         return result.model_copy(update={"error": error})
     return result.model_copy(update={"misuse": (*result.misuse, *audit.misuse)})
 
@@ -329,10 +329,10 @@ def _confirmed(
         return
     half, text = describe_place(first.made.half_weights), misused.sentence
     if misused.kind == "lost updates" and half:
-        text += f" They became half at {half}."
+        text += f" They were converted to 16-bit at {half}."
     worse = reference.worse(one.losses("losses")) if misused.unsure else ""
     if worse or not misused.unsure:
-        text += f" The run shows it: {worse}." if worse else ""
+        text += f" The run confirms this: {worse}." if worse else ""
         yield misused.model_copy(update={"sentence": text, "unsure": False})
 
 

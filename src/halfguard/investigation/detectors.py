@@ -72,12 +72,13 @@ class ScheduleAhead(Detector):
         many = self._ahead >= self._FEWEST and self._ahead > self._MOST * steps
         if self._place is not None and many:
             made_at = describe_place(made.optimizer if made.fused else made.scaler)
-            fused = "The optimizer is fused, and does not report that it skips"
+            fused = "The optimizer is fused and does not report skipped steps"
             subject = fused if made.fused else "The scaler was made at"
             text = (
-                f"The schedule moved {self._ahead} times after a step that the scaler had skipped, in "
-                f"{steps} steps: {describe_place(self._place)}. Move it only if the optimizer has stepped "
-                "(scaler.get_scale() is not lower than before), or begin with a lower scale."
+                f"The learning rate schedule advanced {self._ahead} times in {steps} steps "
+                f"although the scaler had skipped the step: {describe_place(self._place)}. Call "
+                "scheduler.step() only if the optimizer has stepped (scaler.get_scale() has not "
+                "decreased), or start with a lower scale."
                 + (f" {subject}: {made_at}." if made_at else "")
             )
             yield Misused(kind="schedule", code=self.code, sentence=text, place=self._place)
@@ -109,9 +110,10 @@ class NewScalers(Detector):
         if len(self._skips) >= OFTEN:
             place = self._skips[0]
             text = (
-                f"A new scaler was made {len(self._skips)} times while the optimizer stayed the same, and "
-                "skipped its first step each time: the scale that the one before had found is lost. Make it "
-                f"once, before the loop: {describe_place(place)}."
+                f"A new scaler was created {len(self._skips)} times for the same optimizer and "
+                "skipped its first step each time, because the calibrated scale of the previous "
+                "scaler is lost. Create the scaler once, before the loop: "
+                f"{describe_place(place)}."
             )
             found = Misused(kind="new scaler", code=self.code, sentence=text, place=place)
             yield found.model_copy(update={"unsure": True})
@@ -138,8 +140,9 @@ class ScaledPenalty(Detector):
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
         if self._place is not None and self._count >= OFTEN:
             text = (
-                "Gradients of a scaled loss become a part of another loss, and are still multiplied by the "
-                f"loss scale there: {describe_place(self._place)}. Divide them by scaler.get_scale()."
+                "Gradients of a scaled loss are part of another loss, where they are still "
+                f"multiplied by the loss scale: {describe_place(self._place)}. Divide them by "
+                "scaler.get_scale()."
             )
             yield Misused(kind="penalty", code=self.code, sentence=text, place=self._place)
 
@@ -159,9 +162,9 @@ class ScalerOff(Detector):
         if self._seen is not None and made.autocast_device and not self.bus.scaler:
             place, device = self._seen
             text = (
-                f"The scaler is for {device}, which is not here, so it does nothing, while autocast runs in "
-                f"float16 on {made.autocast_device}: small gradients become 0. Make the scaler for that "
-                f"device: {describe_place(place)}."
+                f"The scaler is for {device}, which this machine does not have, so it is "
+                f"disabled. Autocast runs in float16 on {made.autocast_device}, and small "
+                f"gradients become 0. Create the scaler for that device: {describe_place(place)}."
             )
             yield Misused(kind="scaler off", code=self.code, sentence=text, place=place)
 
@@ -194,8 +197,8 @@ class HiddenError(Detector):
         if len(went_on) >= OFTEN and not error:
             hidden, place = went_on[0]
             text = (
-                f"The scaler raised {hidden!r} {len(went_on)} times, and the script went on, without the "
-                f"rest of these steps: {describe_place(place)}."
+                f"The scaler raised {hidden!r} {len(went_on)} times. The script caught the error "
+                f"and continued without completing these steps: {describe_place(place)}."
             )
             found = Misused(kind="hidden error", sentence=text, place=place, error=hidden)
             yield found.model_copy(update={"code": Crash(hidden, place, made).code})
@@ -255,30 +258,31 @@ class WrongGradients(Detector):
     _ONCE: ClassVar = ("clipped", "raw step", "second step")  # is often enough
     _TEXTS: ClassVar[dict[MisuseKind, str]] = {
         "not scaled": (
-            "The scaler divides these gradients by its scale, but the loss was not multiplied by it, so that "
-            "almost nothing is left of them: {place}. Write scaler.scale(loss).backward(). They are used at "
-            "{by}."
+            "The scaler divides these gradients by its scale although the loss was not multiplied "
+            "by it, so they almost vanish: {place}. Write scaler.scale(loss).backward(). The "
+            "optimizer uses the gradients at {by}."
         ),
         "other scaler": (
-            "The loss was multiplied by one scaler, and another one divides its gradients: {place}, {by}. "
-            "Scale every loss by the scaler that steps its optimizer."
+            "The loss was scaled by one scaler, but its gradients are unscaled by another: "
+            "{place}, {by}. Scale each loss with the scaler that steps its optimizer."
         ),
         "not zeroed": (
-            "Gradients of the steps before are still there at {place}, and add up. Call "
+            "Gradients of earlier steps are not cleared and accumulate at {place}. Call "
             "optimizer.zero_grad() in every step."
         ),
         "clipped": (
-            "Gradients were clipped to {limit:g} while they were still multiplied by the loss scale of "
-            "{scale:g}, so that almost nothing was left of them: {place}. Call "
-            "scaler.unscale_(optimizer) before it, or let the framework clip."
+            "Gradients were clipped to {limit:g} while they were still multiplied by the loss "
+            "scale of {scale:g}, so they almost vanished: {place}. Call "
+            "scaler.unscale_(optimizer) before clipping, or let the framework clip."
         ),
         "raw step": (
-            "An optimizer was stepped on gradients that were still multiplied by the loss scale, at {place}. "
-            "Step it by scaler.step(optimizer) alone."
+            "An optimizer was stepped on gradients that were still multiplied by the loss scale, "
+            "at {place}. Step it only with scaler.step(optimizer)."
         ),
         "second step": (
-            "An optimizer that the scaler steps was stepped without it, on gradients that are scaled, "
-            "rejected or used before, at {place}. Step it by scaler.step(optimizer) alone."
+            "An optimizer that the scaler steps was also stepped directly, on gradients that were "
+            "still scaled, had been rejected or had already been used, at {place}. Step it only "
+            "with scaler.step(optimizer)."
         ),
     }
 
@@ -453,9 +457,9 @@ class RoundedPositions(Detector):
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
         if self._place is not None:
             text = (
-                f"Positions become {self._dtype} at {describe_place(self._place)}: whole numbers above "
-                f"{2048 if self._dtype == 'float16' else 256} are rounded there, and neighbours become "
-                "equal. Compute them in FP32."
+                f"Positions are cast to {self._dtype} at {describe_place(self._place)}. Integers "
+                f"above {2048 if self._dtype == 'float16' else 256} are rounded, so neighboring "
+                "positions become equal. Compute the positions in FP32."
             )
             yield Misused(kind="rounded integers", code=self.code, sentence=text, place=self._place)
 
@@ -511,9 +515,9 @@ class LostUpdates(Detector):
         percent = math.floor(100 * (min if certain else median)(self._shares))
         share = "All" if percent == 100 else f"{'At least ' if certain else ''}{percent}%"
         text = (
-            f"{share} of the updates of half weights are lost in each step: they are smaller than the "
-            "distance to the next half number. Keep the weights in FP32, and run the model under "
-            "torch.autocast."
+            f"{share} of the updates of 16-bit weights are lost in each step because they are "
+            "smaller than the spacing of 16-bit values. Keep the weights in FP32 and run the "
+            "model under torch.autocast."
         )
         place, dtype = self._place, self._dtype
         lost = Misused(kind="lost updates", code=self.code, sentence=text, place=place, dtype=dtype)
@@ -551,8 +555,9 @@ class SmallGradients(Detector):
         self._small.append(few > len(largest) / 2)
         place = user_place()
         text = (
-            "Autocast runs in float16 without a loss scale, and most gradients are too small for it: they "
-            f"are 0, or have a few bits left, at {describe_place(place)}. Scale the loss by a GradScaler."
+            "Autocast runs in float16 without a loss scale, and most gradients are too small for "
+            f"float16: they become 0 or subnormal at {describe_place(place)}. Scale the loss with "
+            "a GradScaler."
         )
         sizes = tuple(g.numel() for g in dense)
         seen = Misused(

@@ -46,7 +46,7 @@ def investigate(
     folder = Path.cwd()
     if not target.is_module and not (folder / target.name).is_file():
         raise UsageError(
-            f"There is no file {target.name}.",
+            f"The file {target.name} does not exist.",
             cure="Name a Python script, or a module: halfguard why -m package.module.",
         )
     ranks = Ranks.of_environment()
@@ -116,14 +116,17 @@ def _further_notes(one: Investigation, first: PassResult, answer: ScriptAnswer) 
     cuda = any(region.startswith("cuda ") for region in first.regions)
     if one.emulate and first.backward and not cuda:
         yield (
-            "--emulate changed nothing: the script never entered torch.autocast('cuda'). On a CPU, Lightning "
-            "and Trainer replace FP16 by BF16 or FP32; run the script on a GPU, or probe its model with "
-            "halfguard probe."
+            "--emulate had no effect because the script never entered torch.autocast('cuda'). On "
+            "a CPU, Lightning and Trainer replace FP16 with BF16 or FP32. Run the script on a "
+            "GPU, or analyze its model with halfguard probe."
         )
     if one.interruption.has_come() and one.interruption.during:
-        yield f"It was interrupted while {one.interruption.during}: this is what was known by then."
+        yield (
+            f"halfguard was interrupted while {one.interruption.during}, so this answer is "
+            "incomplete."
+        )
     if one.base != one.folder and answer.cure is not None and is_source_patch(answer.cure.patch):
-        yield f"The paths of the patch begin in {one.base}: apply it there."
+        yield f"The paths in the patch are relative to {one.base}, so apply it there."
 
 
 def _track(one: Investigation, first: PassResult, event: Event) -> tuple[Event, PassResult, str]:
@@ -141,16 +144,16 @@ def _track(one: Investigation, first: PassResult, event: Event) -> tuple[Event, 
     if found.ended == "interrupted":
         return event, found, ""
     if found.bad_before and event.backward:
-        doing = "looking for the step that broke the parameters"
+        doing = "looking for the step that corrupted the parameters"
         broke = one.run("sense", doing, every_step=True).event
         if broke is not None and broke.kind == "parameters" and broke.backward < event.backward:
-            later = f"{broke.how}; it was seen {first.steps - broke.step} steps later"
+            later = f"{broke.how}; this was noticed {first.steps - broke.step} steps later"
             return _track(one, first, broke.model_copy(update={"how": later}))
     from_data = kind == "input" and first.seconds < _SOON
     if from_data or (event.backward == 0 and kind in _BEFORE_THE_STEP):
         earlier = one.run("track", "tracking the whole script", event=event, start="script")
         if earlier.culprit is not None and earlier.culprit.kind == "op":
-            note = "It was found by tracking the script from its first line."
+            note = "The operation was found by tracking the script from its first line."
             if event.backward:  # its trials ended at the first step
                 in_fp32 = tuple(trial for trial in found.trials if trial.plan.kind == "fp32")
                 earlier = earlier.model_copy(update={"trials": in_fp32})
@@ -159,10 +162,13 @@ def _track(one: Investigation, first: PassResult, event: Event) -> tuple[Event, 
         again = one.run("track", "tracking every step", event=event, start="first module")
         if again.culprit is not None:
             why = (
-                "The NaN or Inf is older than the step that showed it"
+                "The NaN or Inf arose before the step in which it was noticed"
                 if found.differs_at is None
-                else f"The run is not repeatable (losses differ from {found.differs_at} on)"
+                else (
+                    "The run is not reproducible (losses differ from backward pass "
+                    f"{found.differs_at} on)"
+                )
             )
-            note = f"{why}: it was found by tracking every step of another run."
+            note = f"{why}, so the operation was found by tracking every step of another run."
             return event, again, note
     return event, found, ""

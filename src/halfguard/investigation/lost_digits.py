@@ -113,8 +113,9 @@ def _sentence(found: LineInFloat, *others: LineInFloat) -> str:
     what = "the loss" if found.by == "loss" else "the gradients"
     where = f"module {found.calls_module} in {found.place}" if found.calls_module else found.place
     return (
-        f"16 bits lose digits at {where} ({found.code}): it costs {found.share:.0%} of the lost accuracy of "
-        f"{what}, {found.cost / found.must:.1f} times what rounding must cost. In FP32 there, the error "
-        f"falls from {found.before:.2g} to {found.after:.2g}."
-        + (f" Digits are lost at {', '.join(one.place for one in others)}, too." if others else "")
+        f"16-bit rounding at {where} ({found.code}) causes {found.share:.0%} of the error of "
+        f"{what}, {found.cost / found.must:.1f} times the unavoidable rounding error. "
+        f"With this line in FP32, the error falls from {found.before:.2g} to "
+        f"{found.after:.2g}."
+        + (f" Accuracy is also lost at {', '.join(one.place for one in others)}." if others else "")
     )

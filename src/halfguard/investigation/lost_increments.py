@@ -189,9 +189,11 @@ class LostIncrements(Detector, TorchDispatchMode):  # type: ignore[no-untyped-ca
                     code=self.code,
                     place=place,
                     dtype=dtype,
-                    sentence=f"{stuck} of {count} numbers in {dtype} did not change in {passes} backward "
-                    "passes, although each write would have moved them on: what is added is smaller than the "
-                    "distance to the next number, and is rounded away. Keep them in FP32: "
-                    f"{describe_place(place)}.",
+                    sentence=(
+                        f"{stuck} of {count} values in {dtype} did not change in {passes} "
+                        "backward passes because each increment is smaller than the spacing of "
+                        f"{dtype} values and is rounded away. Keep the values in FP32: "
+                        f"{describe_place(place)}."
+                    ),
                 )
                 return

@@ -137,9 +137,10 @@ class MadePlaces:
             if buffer.dtype in HALF_DTYPES and not was_bad and _is_bad(buffer):
                 half_at = made.half_weights or made.half_module or place
                 text = (
-                    f"{name} of {type(module).__name__} is half, and not finite at the end: what it "
-                    f"holds does not fit. It became half at {describe_place(half_at)}. Keep the "
-                    "weights and the buffers in FP32, and run the model under torch.autocast."
+                    f"{name} of {type(module).__name__} is 16-bit and holds NaN or Inf at the end "
+                    "of the run because its values overflowed. It was converted to 16-bit at "
+                    f"{describe_place(half_at)}. Keep weights and buffers in FP32 and run the "
+                    "model under torch.autocast."
                 )
                 dtype = _common_dtype([buffer])
                 return (

@@ -54,13 +54,15 @@ class Crash:
         if self._known is None:
             return ""
         made, caller = self.made, next(iter(self.made.half_callers), None)
-        half = _sentence("They became half at {}.", made.half_weights or made.half_module)
+        half = _sentence(
+            "They were converted to 16-bit at {}.", made.half_weights or made.half_module
+        )
         return self._known.text.format(
             *getattr(re.search(_NO_KERNEL, self.error), "groups", tuple)(),
             at=_sentence("The line is {}.", self.place),
             half=half + _sentence("That line was called at {}.", caller),
             optimizer=_sentence("It was made at {}.", made.optimizer),
-            copied=_sentence("A model was copied after that at {}.", made.copied),
+            copied=_sentence("A model was copied later at {}.", made.copied),
         )
 
     def cures(self) -> list[Cure]:
@@ -74,9 +76,10 @@ class Crash:
         if self.code == "HG202":
             patch, places = steps.update_before_continue.with_places(self.made.scaling)
             yield from untried(
-                f"The loop goes on without scaler.update() at {describe_place(next(iter(places), None))}, so "
-                "that the next iteration unscales the same step again. Step and update the scaler in every "
-                "iteration; it skips bad steps by itself.",
+                "The loop continues without scaler.update() at "
+                f"{describe_place(next(iter(places), None))}, so the next iteration unscales the "
+                "same step again. Call scaler.step() and scaler.update() in every iteration; the "
+                "scaler skips non-finite steps itself.",
                 patch,
                 "HG302",
             )
@@ -92,7 +95,7 @@ class Crash:
             lines = (self.made.optimizer, *self.made.optimizer_callers)
             named = next((one for one in lines if not steps.is_returned(one)), None)
             patch, places = steps.optimizer_last.with_places(named)
-            moved = f"Its statement is moved: {describe_place(next(iter(places), None))}."
+            moved = f"The patch moves this statement: {describe_place(next(iter(places), None))}."
             yield from untried(f"{self.advice} {moved}", patch, self.code)
 
 
@@ -146,8 +149,8 @@ _KNOWN = (
     _Known(
         "Attempting to unscale FP16 gradients",
         "HG401",
-        "A GradScaler needs FP32 weights: it refuses to unscale gradients that are half. Keep the weights in "
-        "FP32, and run the model under torch.autocast.{half}",
+        "A GradScaler needs FP32 weights and refuses to unscale FP16 gradients. Keep the weights "
+        "in FP32 and run the model under torch.autocast.{half}",
         lambda one: (
             *fp32_weight_patches(one.made),
             settings.switch_on(one.place, "autocast_adapter_dtype", anywhere=True),
@@ -157,65 +160,71 @@ _KNOWN = (
     _Known(
         "Half without overflow",
         "HG101",
-        "A constant does not fit half, whose smallest is -65504: write torch.finfo(torch.float16).min, or "
-        "compute the line in FP32.{at}",
+        "A constant is outside the FP16 range, whose lowest value is -65504. Write "
+        "torch.finfo(torch.float16).min, or compute the line in FP32.{at}",
         lambda one: (masks.smallest_number(one.place, "float16"),),
     ),
     _Known(
         "No inf checks were recorded for this optimizer",
         "HD106",
-        "No parameter of this optimizer has a gradient. It may hold other tensors than the model that was "
-        "trained, which was copied, replaced or wrapped later (then make the optimizer last); or gradients "
-        "were set to None before the step; or all of its parameters are frozen.{optimizer}{copied}",
+        "No parameter of this optimizer has a gradient. The model may have been copied, replaced "
+        "or wrapped after the optimizer was created (then create the optimizer last), the "
+        "gradients may have been set to None before the step, or all parameters may be "
+        "frozen.{optimizer}{copied}",
         lambda one: (steps.step_with_gradients(one.place),),
     ),
     _Known(
         "No inf checks were recorded prior to update",
         "HG303",
-        "scaler.update() was called without a scaler.step() before it: call both once, after the last "
-        "micro-batch of a step.{at}",
+        "scaler.update() was called without a preceding scaler.step(). Call each of them once, "
+        "after the last micro-batch of a step.{at}",
         lambda one: (steps.update_after_step(one.place),),
     ),
     _Known(
         r"(unscale_|step)\(\) has already been called",
         "HG202",
-        "Gradients are unscaled once per step: call scaler.unscale_(optimizer) (a clipping of Accelerate "
-        "does it too) only after the last micro-batch, and scaler.update() after every step.{at}",
+        "Gradients may be unscaled only once per step. Call scaler.unscale_(optimizer) only after "
+        "the last micro-batch and scaler.update() after every step. (Accelerate's clip_grad_norm_ "
+        "also unscales.){at}",
         lambda one: (scaling.unscale_once(one.place),),
     ),
     _Known(
         "source state dict is empty, possibly because it was saved from a disabled",
         "HG312",
-        "The checkpoint has no state of a scaler: it was written by a run without one, or whose scaler was "
-        "off. Load the state only if there is one.{at}",
+        "The checkpoint has no scaler state: the run that wrote it had no scaler, or its scaler "
+        "was disabled. Load the scaler state only if the checkpoint has one.{at}",
         lambda one: (scaling.load_if_not_empty(one.place),),
     ),
     _Known(  # of functions that write into a tensor
         "source.*same (scalar type|dtype)|self.dtype to be equal to src.dtype|source and destination dty",
         "HD110",
-        "Numbers of one dtype are written into a tensor of another: under autocast a result is half, and the "
-        "tensor that gathers it is not. Cast what is written: source.to(target.dtype).{at}",
+        "Values of one dtype are written into a tensor of another dtype. Under autocast, the "
+        "result is 16-bit but the target tensor is not. Cast the values before writing them: "
+        "source.to(target.dtype).{at}",
         lambda one: (casts.cast_source(one.place),),
     ),
     _Known(  # of Linear and of convolutions; with other dtypes half is not to blame
         "same dtype.*(Half|BFloat16)|type .*(Half|BFloat16).* should be the same",
         "HD110",
-        "Half weights met FP32 numbers outside of autocast. Keep the weights in FP32, and run the model "
-        "under torch.autocast; or cast the inputs.{at}{half}",
+        "16-bit weights were combined with FP32 inputs outside autocast. Keep the weights in FP32 "
+        "and run the model under torch.autocast, or cast the inputs.{at}{half}",
         lambda one: (*fp32_weight_patches(one.made), casts.float_arguments(one.place, one.error)),
     ),
     _Known(
         _LABEL,
         "HG612",
-        "A label is not among the classes, which are counted from 0 to one less than the number of outputs. "
-        "Count labels from 0, or give the model an output for each. To leave out padding, label it -100, or "
-        "name its label as ignore_index.{at}",
+        "A label is outside the classes 0 to C - 1, where C is the number of outputs. Number the "
+        "labels from 0, or give the model an output for each label. To leave out padding, label it -100, or "
+        "pass its label as ignore_index.{at}",
         lambda one: (masks.labels_from_zero(one.place),),
     ),
     _Known(
         _NO_KERNEL,
         "HD100",
-        "torch has no {} for {} here: compute it in FP32, with .float() on what it is given.{at}",
+        (
+            "torch does not implement {} for {} on this device. Compute it in FP32: call .float() "
+            "on its inputs.{at}"
+        ),
         _fp32_call,
     ),
 )
@@ -237,7 +246,7 @@ def cures_of(one: Misused, first: PassResult) -> list[Cure]:
     # A schedule that was not given to prepare: Accelerate moves it.
     schedule = one.place if one.kind == "schedule" else None
     patch, lines = settings.add_to_prepare.with_places(schedule)
-    text = f"{one.sentence} Accelerate does so, if it is given the schedule: "
+    text = f"{one.sentence} Accelerate does so if the schedule is passed to it: "
     prepared = untried(f"{text}{describe_place(next(iter(lines), None))}.", patch, one.code)
     ways = dict.fromkeys(found)
     return [*prepared, *(cure for way in ways for cure in untried(one.sentence, way, one.code))]

@@ -45,8 +45,8 @@ class Ranks:
             return None
         if int(variables.get("LOCAL_WORLD_SIZE", size)) < size:
             raise UsageError(
-                "halfguard why works with the ranks of one machine; this job has several machines.",
-                cure="Start it with torchrun --standalone on one of them.",
+                "halfguard why supports only ranks on one machine, but this job uses several machines.",
+                cure="Start it on one machine with torchrun --standalone.",
             )
         port = int(variables.get("MASTER_PORT", "29500"))
         job = f"{os.getuid()}-{port}-{variables.get('TORCHELASTIC_RUN_ID', 'job')}"
@@ -72,7 +72,7 @@ class Ranks:
             if time.monotonic() > until:
                 raise UsageError(
                     f"Rank {self.rank} waited {_WAIT:g} s for the other ranks, in vain.",
-                    cure="Look at what the other ranks printed.",
+                    cure="Check the output of the other ranks.",
                 )
             time.sleep(_POLL)
 

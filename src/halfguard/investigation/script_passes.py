@@ -345,9 +345,7 @@ class Investigation:
 
 def _doing(doing: str, seen: PassResult, event: Event | None) -> str:
     """Return what a pass is doing: it tries changes as soon as the operation is known."""
-    return (
-        doing if seen.culprit is None or event is None else f"trying changes of step {event.step}"
-    )
+    return doing if seen.culprit is None or event is None else f"trying fixes for step {event.step}"
 
 
 def _quoted(text: str) -> str:

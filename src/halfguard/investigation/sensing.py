@@ -68,7 +68,7 @@ class SkipRule:
         self.skips += 1
         self.streak += 1
         if scale < 1:
-            return f"the loss scale fell to {scale:g}, and the gradients still overflow"
+            return f"the loss scale fell to {scale:g} and the gradients still overflowed"
         calibrates = not self.applied and scale > USUAL_SCALE
         if self.streak >= MOST_IN_A_ROW and not calibrates:
             return f"{self.streak} steps in a row were skipped; the loss scale is {scale:g}"
@@ -123,9 +123,9 @@ class Sensing:
         if len(self._losses) < MOST_LOSSES:
             self._losses.append(loss)
         if bad:
-            self._found("loss", "the loss, at its backward pass")
+            self._found("loss", "the loss was NaN or Inf when its backward pass started")
         if self._plan.every_step and self._are_broken(self._bus.parameters):
-            self._found("parameters", "parameters, before a backward pass")
+            self._found("parameters", "parameters were NaN or Inf before a backward pass")
 
     def on_backward_done(self, call: BackwardCall, gradients: list[Tensor]) -> None:
         with self._bus.unobserved():
@@ -134,7 +134,7 @@ class Sensing:
             new = [g for g in bad if g.untyped_storage()._cdata not in stale]
         self._overflowed = bool(bad) and call.scaled
         if new and not call.scaled:
-            self._found("gradients", "the gradients, after a backward pass")
+            self._found("gradients", "gradients were NaN or Inf after a backward pass")
         elif call.scaled:
             self._note_scale()
             if new:
@@ -155,7 +155,7 @@ class Sensing:
 
     def on_backward_failed(self, error: RuntimeError) -> None:
         if "nan values" in str(error):  # torch.autograd.detect_anomaly
-            self._found("gradients", "detect_anomaly, in the backward pass")
+            self._found("gradients", "detect_anomaly found NaN in the backward pass")
 
     def on_step_begins(self) -> None:
         if self._progress.is_due:
@@ -168,7 +168,7 @@ class Sensing:
         every = self._plan.every_step
         looked_at = (p for p in parameters_of(optimizer) if every or p.dtype in HALF_DTYPES)
         if self._are_broken(looked_at):
-            how = f"parameters, after {type(optimizer).__name__}.step()"
+            how = f"parameters were NaN or Inf after {type(optimizer).__name__}.step()"
             self._found("parameters", how, backward=max(0, self._bus.backward - 1))
         if self._plan.steps is not None and self._bus.steps + 1 >= self._plan.steps:
             self._bus.steps += 1
@@ -191,7 +191,7 @@ class Sensing:
             kind="parameters",
             backward=max(0, self._bus.backward - 1),
             step=max(0, self._bus.steps - 1),
-            how=f"parameters, after {type(self._stepped).__name__}.step()",
+            how=f"parameters were NaN or Inf after {type(self._stepped).__name__}.step()",
             loss=finite[-1] if finite else math.nan,
             scale=self._bus.scale,
         )
@@ -203,9 +203,9 @@ class Sensing:
         if self._plan.patched:  # the patch may look, to leave out the batch
             return
         if look.tensor.requires_grad:
-            self._found("loss", f"a number that the script read by {look.how}")
+            self._found("loss", f"the script read NaN or Inf with {look.how}")
         elif self._looked is None and not self._overflowed:
-            self._looked = self._event("looked", f"a number that the script read by {look.how}")
+            self._looked = self._event("looked", f"the script read NaN or Inf with {look.how}")
 
     def on_finished(self, error: str, ended: Ended) -> NoReturn:
         event = self._broken()

@@ -48,7 +48,7 @@ from halfguard.tracing.first_nonfinite import OperationWatch
 from halfguard.tracing.operation_places import ModuleStack
 from halfguard.trials.proof import relative, squared_difference
 
-FP32 = TrialPlan(name="the whole step in fp32", kind="fp32")
+FP32 = TrialPlan(name="the whole step in FP32", kind="fp32")
 BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")
 _LINES = 4  # that are changed together
 FAR = 0.2  # relative error of gradients
@@ -92,11 +92,11 @@ def _line_trials(culprit: Culprit, *, in_fp32: bool) -> Iterator[TrialPlan]:
     if not culprit.file:
         return
     same: dict[str, Any] = {"places": ((culprit.file, culprit.line),), "scale": CALIBRATED}
-    yield TrialPlan(name="the whole expression, rewritten", kind="composition", **same)
+    yield TrialPlan(name="the rewritten expression", kind="composition", **same)
     yield TrialPlan(name=f"stable operations for {culprit.op}", kind="stable", **same)
     if in_fp32 and culprit.dtype in HALF_NAMES:
         yield TrialPlan(name="this line in FP32", kind="statement", **same)
-        name = "this line and those that lead to it, in FP32"
+        name = "this line and those that lead to it in FP32"
         yield TrialPlan(name=name, kind="slice", **same)
         yield TrialPlan(name="the function around this line in FP32", kind="function", **same)
 
@@ -384,7 +384,7 @@ class Trying(Approach):
     def _end(self, *, good: bool, note: str = "") -> NoReturn:
         os.chdir(self.plan.base)  # paths of a patch begin there, wherever the script has gone
         if good and self._norm == 0:
-            note = "all gradients are 0: finite, but nothing is learned"
+            note = "all gradients are 0, so nothing is learned"
         facts = {} if self._change is None else self._change.facts()
         last = None if self._watch is None else self._watch.last
         if last is not None and not good and last.culprit.file:

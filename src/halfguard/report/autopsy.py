@@ -53,7 +53,7 @@ def _summary(autopsy: Autopsy) -> Iterator[Block]:
             else "was NaN or Inf before the step"
         )
         did = "left the range of half unnoticed" if culprit.swallowed else did
-        fixed = f"Fixed by: {cure.trial}." if cure else "No change that was tried fixes it."
+        fixed = f"Fix: {fix_words(cure.trial)}." if cure else "None of the changes tried fixes it."
         yield Text(
             ["In short: ", Mono(subject), f" {did}, ", *module_parts(culprit.module), f". {fixed}"]
         )
@@ -208,6 +208,13 @@ def cure_blocks(cure: Cure) -> Iterator[Block]:
             )
         language = "diff" if is_source_patch(cure.patch) else _LANGUAGES.get(cure.what, "yaml")
         yield Code(cure.patch, language)
+
+
+def fix_words(trial: str) -> str:
+    """Return a trial as an instruction, such as "compute this line in FP32"."""
+    if trial.startswith("At "):  # a sentence already
+        return trial.replace("At ", "at ", 1)
+    return f"compute {trial}" if trial.lower().endswith("in fp32") else f"use {trial}"
 
 
 def _percent(value: float | None) -> str:

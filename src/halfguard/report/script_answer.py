@@ -8,17 +8,16 @@ from collections.abc import Iterator
 from halfguard.catalogue import entry
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.report.autopsy import cure_blocks, module_parts, origin_blocks
+from halfguard.report.autopsy import cure_blocks, fix_words, module_parts, origin_blocks
 from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, Table, Text
 from halfguard.report.command_line import hide_secrets_in, hide_secrets_in_text
 
 _FP32 = {
     "fine": "In FP32 this step is fine.",
-    "fails": "In FP32 this step fails as well: 16 bits are not to blame.",
-    "unknown": "Whether FP32 would have been fine is not known.",
+    "fails": "In FP32 this step fails as well, so 16-bit precision is not the cause.",
+    "unknown": "It is unknown whether the step is finite in FP32.",
 }
 _PROVEN, _PATCHED = "the patched script", "the script, patched"  # names of trials
-_VERBS = (" were skipped", " fell to ", " raised ", " crashed ")
 _TITLES = {
     "nothing bad": "No NaN or Inf in {passes}{ran_in}",
     "trains wrongly": "{fault}{ran_in}: no NaN or Inf in {passes}, but the result is wrong",
@@ -39,10 +38,7 @@ def _title(answer: ScriptAnswer) -> str:
     """Return the worst finding, and the precision that really ran."""
     ran_in = f" ({answer.precision})" if answer.precision else ""
     if answer.outcome == "non-finite value":
-        seen = answer.event
-        if not _is_clause(answer):
-            seen = f"the first NaN or Inf was in {seen}"
-        return f"Step {answer.step}{ran_in}: {seen}"
+        return f"Step {answer.step}{ran_in}: {answer.event}"
     overflowed = [one for one in answer.swallowed if one.fault == "overflow"]
     fault = (
         f"An overflow was swallowed at {overflowed[0].place}"
@@ -51,11 +47,6 @@ def _title(answer: ScriptAnswer) -> str:
     )
     passes = _count(answer.backward, "backward pass", "es")
     return _TITLES[answer.outcome].format(passes=passes, ran_in=ran_in, fault=fault)
-
-
-def _is_clause(answer: ScriptAnswer) -> bool:
-    """Return whether an event is told by a clause, not by the place of a number."""
-    return any(verb in answer.event for verb in _VERBS)
 
 
 def _code(answer: ScriptAnswer) -> Iterator[Block]:
@@ -80,14 +71,13 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
         if math.isnan(answer.loss) and answer.bad_backward
         else f" Loss {answer.loss:.6g}{scale}."
     )
-    what = answer.event if _is_clause(answer) else f"a value was NaN or Inf: {answer.event}"
-    yield Text([Mono(answer.script), f"{_ran(answer)} Then {what}.{number}"])
+    yield Text([Mono(answer.script), f"{_ran(answer)} Then {answer.event}.{number}"])
     if answer.rank is not None:
         yield Text([f"It began on rank {answer.rank}."])
     if answer.loss_scale:
-        yield Text([f"The scaler: {answer.loss_scale}."])
+        yield Text([f"Scaler: {answer.loss_scale}."])
     if answer.error:
-        yield Text([f"The script ended by {answer.error}"])
+        yield Text([f"The script ended with {answer.error}"])
     if answer.repeated:
         yield Text([answer.repeated])
     if answer.culprit is not None:
@@ -103,7 +93,7 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
     culprit = answer.culprit
     if culprit is None:
         yield Text(
-            ["In short: a value was NaN or Inf, but the operation that returned it is not known."]
+            ["In short: a value was NaN or Inf, but the operation that returned it is unknown."]
         )
         return
     subject = culprit.op if culprit.kind == "op" else culprit.name
@@ -122,7 +112,7 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
             *module_parts(culprit.module),
             *place,
             *([f": {answer.reason}"] if answer.reason else []),
-            *([". It goes back to ", Mono(answer.cause)] if answer.cause else []),
+            *([". The cause is at ", Mono(answer.cause)] if answer.cause else []),
             f". {_FP32[answer.in_fp32]}{_fixed(answer)}",
         ]
     )
@@ -132,11 +122,15 @@ def _fixed(answer: ScriptAnswer) -> str:
     """Return what makes the step good; it is a fix only if the patched script has trained on."""
     if answer.cure is None or not answer.cure.trial:
         return ""
-    if _PROVEN in answer.cure.trial:
-        return f" Fixed by: {answer.cure.trial}."
+    on_step, proven, _ = answer.cure.trial.partition(_PROVEN)
+    if proven and not on_step:
+        return " The patch below was verified by running the patched script from the start."
+    if proven:
+        verified = "on this step and by running the patched script from the start"
+        return f" Fix: {fix_words(on_step.removesuffix('; '))}. Verified {verified}."
     in_vain = any(one.name.startswith(_PATCHED) and not one.good for one in answer.trials)
-    later = " The script, patched so, failed at a later step." if in_vain else ""
-    return f" This step is good with: {answer.cure.trial}.{later}"
+    later = " The patched script failed at a later step." if in_vain else ""
+    return f" Fix for this step: {fix_words(answer.cure.trial)}.{later}"
 
 
 def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
@@ -164,9 +158,11 @@ def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
     )
     said = []
     if "error" in shown:
-        said.append("The error is that of all gradients together, relative to FP32 as written.")
+        said.append("Error: the relative error of all gradients together, against FP32 as written.")
     if "largest scale" in shown:
-        said.append("Largest scale: the largest loss scale tried at which the step is finite.")
+        said.append(
+            "Largest scale: the largest of the loss scales tried at which the step is finite."
+        )
     if said:
         yield Text([" ".join(said)])
 
@@ -182,8 +178,8 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
     if answer.advice:
         yield Text([answer.advice], "bad")
         bad = answer.outcome == "non-finite value"
-        tried = ": no change that could be tried makes the step good" if bad else ""
-        yield Text([f"This was not tested{tried}."])
+        tried = " because no change that could be tried fixes the step" if bad else ""
+        yield Text([f"This recommendation was not tested{tried}."])
     elif answer.cure is None:
         yield Text(["No fix is known."], "bad")
 
@@ -197,15 +193,17 @@ def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
     if answer.log:
         yield Code(answer.log)
     if answer.loss_scale:
-        text = f"The scaler: {answer.loss_scale}."
+        text = f"Scaler: {answer.loss_scale}."
         if not answer.loss_scale.endswith("; 0 steps skipped"):
-            text += " Normal: the loss scale was calibrating."
+            text += " This is normal while the loss scale calibrates."
         yield Text([text])
     if answer.headroom:
         yield Text([answer.headroom])
     if answer.swallowed:
         yield Heading("Swallowed overflow")
-        yield Text(["Values left the range of half, and the step continued without them:"])
+        yield Text(
+            ["Values overflowed the 16-bit format, and the step continued with wrong values:"]
+        )
         rows = [
             [f.op, Mono(f.place), f.fault, f"{f.elements} of {f.numel}"] for f in answer.swallowed
         ]

@@ -18,9 +18,7 @@ CELLS = "Cases: one cell for each. A false alarm is on a healthy program. Empty:
 def scoreboard_page(cases: list[Case], results: Results) -> Page:
     failing = sum(not case.healthy for case in cases)
     blocks: list[Block] = [
-        Text(
-            [f"{failing} programs that fail in 16 bits, and {len(cases) - failing} healthy ones."]
-        ),
+        Text(f"{failing} programs that fail in 16 bits, and {len(cases) - failing} healthy ones."),
         Figure(draw_detection(rows(cases, results)), BARS),
         Heading("Every case"),
         Figure(draw_cases(cases, results), CELLS),
@@ -33,7 +31,7 @@ def scoreboard_page(cases: list[Case], results: Results) -> Page:
     titles = {case.name: case.facts["title"] for case in cases}
     blocks += [
         Heading("Development cases that no instrument of halfguard detects"),
-        Listing([f"{name}: {titles[name]}" for name in missed]) if missed else Text(["None."]),
+        Listing([f"{name}: {titles[name]}" for name in missed]) if missed else Text("None."),
     ]
     title = f"Casebook: who finds {failing} failures, and who stays silent on {len(cases) - failing} healthy"
     return Page(f"{title} programs", blocks)

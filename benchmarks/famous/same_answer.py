@@ -25,6 +25,7 @@ from halfguard.incident import open_incident
 from halfguard.precision.emulation import autocast_like_cuda
 from halfguard.precision_names import Precision
 from halfguard.records.plan import AnyIsland, Island, PrecisionPlan
+from halfguard.replaying.cures import find_islands
 from halfguard.replaying.replayed_step import ReplayedStep
 from halfguard.replaying.trials import Trials, find_first_bad_number
 from halfguard.trials.cost import StepCosts, counted_costs
@@ -135,8 +136,7 @@ def _replay(work: Workload, incident: Path) -> list[AnyIsland]:
     work.loss = _like_cuda(work)
     step = ReplayedStep(open_incident(incident), work)
     culprit = find_first_bad_number(step)
-    found = None if culprit is None else Trials(step).islands(culprit)
-    return [] if found is None else list(found[1])
+    return [] if culprit is None else list(find_islands(Trials(step), culprit))
 
 
 def _plan(work: Workload, steps: int) -> list[AnyIsland] | str:

@@ -25,7 +25,7 @@ def test_every_block_is_there_and_drawings_are_not(
             Heading("only drawn"),
             Figure("<svg/>", "caption"),
             Heading("shown"),
-            Text(["a ", Mono("name")], "bad"),
+            Text("a ", Mono("name"), tone="bad"),
             Listing(["one", "two"]),
             Table(("head", "second"), [["cell", "other"]], ["good"]),
             Code("precision: fp32", "yaml"),
@@ -41,7 +41,7 @@ def test_every_block_is_there_and_drawings_are_not(
 def test_neither_rich_markup_nor_control_characters_act(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "[red]x[/red] :smile: \x1b]0;title\x07 \x1b[2J"
     out = printed(
-        Page(evil, [Text([evil]), Table((evil,), [[evil]]), Listing([evil]), Code(evil)]), capsys
+        Page(evil, [Text(evil), Table((evil,), [[evil]]), Listing([evil]), Code(evil)]), capsys
     )
     assert "\x1b" not in out
     assert "\x07" not in out

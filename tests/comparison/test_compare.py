@@ -13,7 +13,6 @@ from halfguard.comparison.compare import CompareOptions, LoggedComparison, compa
 from halfguard.comparison.logged_run import At
 from halfguard.errors import UsageError
 from halfguard.records.study import Comparison, VerdictLabel
-from halfguard.validation.spec import Thresholds
 from tests.comparison.logs import BASE, write_csv, write_fp32_and_fp16, write_group
 
 
@@ -41,12 +40,6 @@ def test_the_loss_decides(tmp_path: Path, worse_by: float, label: VerdictLabel) 
 def test_the_direction_turns_a_loss_into_a_gain(tmp_path: Path) -> None:
     places = write_fp32_and_fp16(tmp_path, 0.12)
     assert only(run(*places, higher_is_better=True)).word is VerdictLabel.PASS
-
-
-def test_thresholds_are_those_of_validate(tmp_path: Path) -> None:
-    places = write_fp32_and_fp16(tmp_path, 0.12)
-    wide = Thresholds.model_validate({"pass": "15%", "marginal": "20%"})
-    assert only(run(*places, thresholds=wide)).word is VerdictLabel.PASS
 
 
 def test_several_candidates_are_judged_together(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def groups(*places: object, metric: str = "val_loss") -> list[RunGroup]:
 
 
 def seeds(group: RunGroup) -> list[int | None]:
-    return [run.seed.value if run.seed else None for run in group.runs]
+    return [run.seed for run in group.runs]
 
 
 @each(
@@ -53,7 +53,7 @@ def test_a_pattern_gathers_folders(tmp_path: Path) -> None:
     one, other = groups(tmp_path / "fp32-*", tmp_path / "fp16-*")
     assert (one.name, other.name) == ("fp32", "fp16")
     assert seeds(one) == seeds(other) == [0, 1, 2]
-    assert {run.seed.source for run in one.runs if run.seed} == {"name of the folder"}
+    assert {run.seed_source for run in one.runs} == {"name of the folder"}
 
 
 def test_runs_in_one_folder_are_selected_by_a_setting(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_runs_in_one_folder_are_selected_by_a_setting(tmp_path: Path) -> None:
     one, other = groups(f"{tmp_path}:trainer.precision=32", f"{tmp_path}:trainer.precision=16-*")
     assert (one.name, other.name) == ("32", "16")
     assert seeds(one) == seeds(other) == [0, 1, 2]
-    assert {Path(run.log.place).name for run in one.runs} == {"version_1", "version_3", "version_5"}
+    assert {Path(run.place).name for run in one.runs} == {"version_1", "version_3", "version_5"}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from halfguard.records.autopsy import Culprit, ReplayTrial
+from halfguard.replaying import cures
 from halfguard.replaying.judgement import Judge, error_class
 from halfguard.replaying.replayed_step import ReplayedStep
 from halfguard.replaying.trials import Trials
@@ -36,13 +37,13 @@ def judged(value: float, folder: Path) -> tuple[list[ReplayTrial | None], Judge]
     trials = Trials(step)
     line = inspect.getsourcelines(loss)[1] + 3
     culprit = Culprit("op", "log", "forward", None, __file__, line, "")
-    found = [
-        trials.stable_operations(culprit),
-        trials.statements(culprit, whole_function=False),
-        trials.statements(culprit, whole_function=True),
-        trials.compositions(culprit),
-    ]
-    return [None if one is None else one[0] for one in found], trials.judge
+    found = (
+        cures.stable_operations(trials, culprit),
+        cures.statements(trials, culprit, whole_function=False),
+        cures.statements(trials, culprit, whole_function=True),
+        cures.rewritten(trials, culprit),
+    )
+    return [next((one.trial for one in made), None) for made in found], trials.judge
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_every_change_is_a_line_in_every_curve() -> None:
         assert "2: module up taken back, after step 61" in figure
 
 
-def test_the_table_counts_bad_steps_and_shows_the_scale_before_and_after() -> None:
+def test_the_table_shows_every_change() -> None:
     text = to_markdown(run_page(RunReport.of("a", ROWS)))
     rows = [line for line in text.splitlines() if re.match(r"\| [123] \|", line)]
     cells = [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
@@ -79,9 +79,6 @@ def test_the_table_counts_bad_steps_and_shows_the_scale_before_and_after() -> No
         ("61", "in FP32", "module net.up"),
     ]
     assert cells[0][4] == "train.py:7 in up.act"
-    # The step by which the scale finds its level is not bad.
-    assert [row[5:7] for row in cells] == [["2 of 21", "1 of 41"], *[["1 of 41", "0 of 38"]] * 2]
-    assert [row[7:] for row in cells] == [["512", "512"], *[["512", "2048"]] * 2]
 
 
 def test_what_healing_could_not_do_is_told_in_red() -> None:

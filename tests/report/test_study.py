@@ -116,13 +116,12 @@ def test_the_page_shows_whether_the_sign_off_is_valid(mixed: Study) -> None:
         assert "that of Ada &lt;b&gt; is void" in void
 
 
-@given(st.text("aW雪…- é", max_size=60), st.integers(8, 30))
+@given(st.text("aW…- é", max_size=60), st.integers(8, 30))
 def test_a_label_fits_its_place_and_keeps_both_ends(name: str, most: int) -> None:
     shown = shorten(name, most)
-    wide = sum(2 if letter == "雪" else 1 for letter in shown)
-    assert wide <= most
+    assert len(shown) <= most
     if shown != name:
-        assert wide >= most - 1
+        assert len(shown) == most
         head, _, tail = shown.partition("…") if "…" not in name else (shown[:1], "", shown[-1:])
         assert name.startswith(head)
         assert name.endswith(tail)

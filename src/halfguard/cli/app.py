@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -17,9 +18,9 @@ import typer.main
 from halfguard import __version__
 from halfguard.errors import HalfguardError
 
-# One file per command, imported when the command or the list of commands is shown. Each file has an ``app``,
-# a Typer application, and imports large packages inside its functions. The help shows them in groups, in the
-# order in which users need them.
+# One file per command, imported when the command or the list of commands is shown. Each file has a function
+# with the command's name, or an ``app`` of its own, and imports large packages inside its functions. The help
+# shows them in groups, in the order in which users need them.
 GROUPS = {
     "Something went wrong": ("why", "replay", "mismatch", "report"),
     "Before training": ("doctor", "lint", "probe", "plan"),
@@ -41,7 +42,7 @@ class _LazyGroup(typer.core.TyperGroup):
             self.commands = dict.fromkeys(COMMANDS, typer.core.TyperCommand(""))
             return None
         module = importlib.import_module(f"halfguard.cli.{cmd_name}")
-        command = typer.main.get_command(module.app)
+        command = typer.main.get_command(getattr(module, "app", None) or _app_of(module, cmd_name))
         command.name = cmd_name
         for one in (command, *getattr(command, "commands", {}).values()):
             one.rich_markup_mode = None  # its panels wrap twice, and show flags as <bool>
@@ -53,6 +54,12 @@ class _LazyGroup(typer.core.TyperGroup):
             rows = [(name, one.get_short_help_str(200)) for name, one in commands.items()]
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+def _app_of(module: ModuleType, name: str) -> typer.Typer:
+    made = typer.Typer(add_completion=False)
+    made.command()(getattr(module, name))
+    return made
 
 
 app = typer.Typer(

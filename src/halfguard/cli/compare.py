@@ -9,10 +9,7 @@ import typer
 
 from halfguard.cli.pages import check_folders, show_page
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def compare(
     places: Annotated[
         list[str],

@@ -23,11 +23,9 @@ from halfguard.records.finding import Finding
 from halfguard.records.machine import Machine, MachineReport
 from halfguard.records.sizes import format_bytes
 
-app = typer.Typer(add_completion=False)
 PRECISIONS = ("fp32", "fp16-mixed", "bf16-mixed", "fp16-weights")
 
 
-@app.command()
 def doctor(
     entry: Annotated[
         str | None,

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from halfguard.lint.run import FileResult, Linter
     from halfguard.lint.settings import Settings
 
-app = typer.Typer(add_completion=False)
 _MIN_FILES_FOR_BAR = 1000
 
 
@@ -30,7 +29,6 @@ class Format(StrEnum):
     GITHUB = "github"
 
 
-@app.command()
 def lint(
     paths: Annotated[
         list[Path] | None,

@@ -10,10 +10,7 @@ import typer
 from halfguard.cli.pages import check_folders, show_page
 from halfguard.errors import UsageError
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def mismatch(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder or name of a transformers model.")

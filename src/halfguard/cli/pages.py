@@ -92,8 +92,8 @@ def _block(block: Block, width: int) -> RenderableType:
             return Text("\n".join(f"- {b.clean(item)}" for item in items))
         case b.Table():
             return _table(block) if _least_width(block) <= width else _paragraphs(block)
-        case _:
-            return Text(b.clean(block.plain()))
+        case _:  # code is printed as it is, and drawings are left out
+            return Text()
 
 
 def _least_width(table: Table) -> int:

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from halfguard.probing.island_trials import IslandTrial
     from halfguard.records.plan import Island, LineIsland, PrecisionPlan
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def plan(
     entry: Annotated[
         str, typer.Argument(metavar="ENTRY", help="file.py:function or module:function.")

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
     from halfguard.guard.config import GuardConfig
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def presets(
     name: Annotated[
         str | None,

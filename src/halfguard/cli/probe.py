@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from halfguard.records.ranges import ProbeReport
     from halfguard.report.blocks import Page
 
-app = typer.Typer(add_completion=False)
 ROWS = 20  # layers that the terminal shows
 
 
-@app.command()
 def probe(
     entry: Annotated[
         str, typer.Argument(metavar="ENTRY", help="file.py:function or module:function.")

@@ -12,10 +12,7 @@ from halfguard.cli.pages import check_folders, show_page
 if TYPE_CHECKING:
     from halfguard.records.autopsy import Autopsy
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def replay(
     incident: Annotated[
         Path, typer.Argument(metavar="INCIDENT", help="Folder, such as runs/a/incidents/000123-r0.")

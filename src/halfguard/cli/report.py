@@ -14,8 +14,6 @@ from halfguard.cli.pages import check_folders, show_page
 if TYPE_CHECKING:
     from halfguard.report.blocks import Page
 
-app = typer.Typer(add_completion=False)
-
 
 class _Report(NamedTuple):
     page: Callable[[str], Page]  # takes the path from the page to the folder, for links
@@ -23,7 +21,6 @@ class _Report(NamedTuple):
     exit_code: int
 
 
-@app.command()
 def report(
     run_dir: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run, such as runs/exp1.")

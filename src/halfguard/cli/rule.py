@@ -9,10 +9,7 @@ import typer
 if TYPE_CHECKING:
     from halfguard.catalogue import Entry
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command()
 def rule(
     code: Annotated[
         str | None,

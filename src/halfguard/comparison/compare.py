@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
 
-from halfguard.comparison.groups import GroupedRun, RunGroup, read_groups
-from halfguard.comparison.logged_run import At, guess_direction
+from halfguard.comparison.groups import RunGroup, read_groups
+from halfguard.comparison.logged_run import At, LoggedRun, guess_direction
 from halfguard.errors import UsageError
 from halfguard.records.base import FloatRecordPart, Record
 from halfguard.records.study import RunResult, Study, Verdict
@@ -30,13 +30,12 @@ _ANSWERED = ("baseline", "paired", "quality")  # what a log can answer of valida
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """The question: which metric, which of its values, and how much of it may be lost."""
+    """The question: which metric, and which of its values."""
 
     metric: str
     higher_is_better: bool | None = None  # None: told by the metric's name
     at: At = At.LAST
     any_length: bool = False  # allow pairs that end at different steps
-    thresholds: Thresholds = field(default_factory=Thresholds)
 
 
 class ComparedRun(FloatRecordPart):
@@ -106,7 +105,7 @@ def judge_groups(
             "candidates": [{"name": name, "precision": name} for name in names[1:]],
             "seeds": seeds,
             "metric": metric.model_dump(),
-            "thresholds": options.thresholds.model_dump(by_alias=True),
+            "thresholds": Thresholds().model_dump(by_alias=True),
         },
         runs=tuple(runs),
     )
@@ -117,20 +116,20 @@ def judge_groups(
     )
 
 
-def _run_result(group: str, seed: int, run: GroupedRun, metric: Metric, at: At) -> RunResult:
+def _run_result(group: str, seed: int, run: LoggedRun, metric: Metric, at: At) -> RunResult:
     """Return a run as ``validate`` would have recorded it."""
-    log, series = run.log, run.series
-    if log.unfinished is not None:  # no steps and no environment: nothing is claimed about it
+    series = run.series
+    if run.unfinished is not None:  # no steps and no environment: nothing is claimed about it
         return RunResult(
             candidate=group, precision=group, seed=seed, metrics={}, steps=0, duration=0,
-            failure=log.unfinished, cause="unfinished",
+            failure=run.unfinished, cause="unfinished",
         )  # fmt: skip
     last = {
         name: one.by_step().values[-1]
-        for name, one in log.metrics.items()
+        for name, one in run.metrics.items()
         if name != metric.name and not name.startswith(_NOT_THE_RUN)
     }
-    failure = log.failure
+    failure = run.failure
     if series is not None:
         last[metric.name] = series.take(at, higher_is_better=metric.higher_is_better)
     elif failure is None:
@@ -141,10 +140,10 @@ def _run_result(group: str, seed: int, run: GroupedRun, metric: Metric, at: At) 
         seed=seed,
         metrics=last,
         steps=max(series.steps[-1], 0) if series is not None else 0,
-        duration=log.seconds,
+        duration=run.seconds,
         failure=failure,
-        cause=None if series is not None or log.failure else "metric",
-        environment={"log": log.place},
+        cause=None if series is not None or run.failure else "metric",
+        environment={"log": run.place},
     )
 
 
@@ -153,7 +152,7 @@ def _for_logs(
 ) -> Verdict:
     """Drop what a log cannot answer, and add what a reader of it must know."""
     comparisons = verdict.comparisons
-    if not any(run.seed for group in groups for run in group.runs):
+    if all(run.seed is None for group in groups for run in group.runs):
         reason = (
             "No run has a seed, so no two of them are a pair. Runs of one precision differ with their seeds "
             "too: without pairs, a difference proves nothing."
@@ -178,7 +177,7 @@ def _notes(groups: Sequence[RunGroup], seeds: Sequence[int], metric: Metric) -> 
             series = run.series
             if series is not None and series.nonfinite and math.isfinite(series.values[-1]):
                 yield (
-                    f"{run.log.place}: {metric.name} was not finite in {series.nonfinite} of "
+                    f"{run.place}: {metric.name} was not finite in {series.nonfinite} of "
                     f"{len(series.values)} values, but the last one is finite."
                 )
         if group.empty:
@@ -194,29 +193,29 @@ def _compared(
     group: RunGroup, seeds: Sequence[int], metric: Metric, at: At
 ) -> Iterator[ComparedRun]:
     for run in group.runs:
-        series, seed = run.series, run.seed
+        series = run.series
         missing = None if series is not None else f"it logged no {metric.name}"
         better = metric.higher_is_better
         yield ComparedRun(
             group=group.name,
-            place=run.log.place,
-            name=run.log.name,
+            place=run.place,
+            name=run.name,
             tracker=group.tracker,
-            seed=seed.value if seed else None,
-            seed_source=seed.source if seed else "",
-            paired=seed is not None and seed.value in seeds,
+            seed=run.seed,
+            seed_source=run.seed_source,
+            paired=run.seed in seeds,
             value=series.take(at, higher_is_better=better) if series else None,
             last_step=series.steps[-1] if series else None,
             values=len(series.values) if series else 0,
             nonfinite=series.nonfinite if series else 0,
-            problem=run.log.failure or run.log.unfinished or missing,
+            problem=run.failure or run.unfinished or missing,
         )
 
 
 def _raise_if_partly_seeded(groups: Sequence[RunGroup]) -> None:
     """Raise if some runs have a seed and others have none."""
     runs = [run for group in groups for run in group.runs]
-    without = [run.log.place for run in runs if run.seed is None]
+    without = [run.place for run in runs if run.seed is None]
     if without and len(without) < len(runs):
         listed = ", ".join(without[:5]) + (", ..." if len(without) > 5 else "")
         raise UsageError(
@@ -229,7 +228,7 @@ def _raise_if_partly_seeded(groups: Sequence[RunGroup]) -> None:
 
 def _raise_if_lengths_differ(
     names: Sequence[str],
-    by_seed: Sequence[Mapping[int, GroupedRun]],
+    by_seed: Sequence[Mapping[int, LoggedRun]],
     seeds: Sequence[int],
     metric: Metric,
 ) -> None:
@@ -249,9 +248,9 @@ def _raise_if_lengths_differ(
         )
 
 
-def _length(run: GroupedRun) -> int | None:
+def _length(run: LoggedRun) -> int | None:
     """Return the last step, or the number of values if steps were not logged; None for a broken run."""
-    broken = run.log.failure or run.log.unfinished
+    broken = run.failure or run.unfinished
     if broken or run.series is None or not math.isfinite(run.series.values[-1]):
         return None
     return run.series.steps[-1] if any(run.series.steps) else len(run.series.steps) - 1

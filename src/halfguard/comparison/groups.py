@@ -23,7 +23,7 @@ from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from halfguard.comparison.logged_run import LoggedRun, Series
+from halfguard.comparison.logged_run import LoggedRun
 from halfguard.comparison.tracker_files import (
     read_lightning_csv,
     read_mlflow,
@@ -176,44 +176,26 @@ _IN_NAME = re.compile(r"seed[-_=. ]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Seed:
-    """A seed, and where it was found."""
-
-    value: int
-    source: str
-
-
-@dataclass(frozen=True)
-class GroupedRun:
-    """A run with its seed and the series that is compared, which is None if it was not logged."""
-
-    log: LoggedRun
-    seed: Seed | None
-    series: Series | None
-
-
-@dataclass(frozen=True)
 class RunGroup:
     """The runs of one argument, all read from one tracker's files."""
 
     name: str
     tracker: str
-    runs: tuple[GroupedRun, ...]
+    runs: tuple[LoggedRun, ...]
     empty: tuple[str, ...]  # places of runs without a single metric
     ignored: tuple[str, ...]  # other trackers that logged the metric there
     missing: Mapping[str, str]  # trackers whose package is not installed, with the pip command
 
-    def by_seed(self) -> dict[int, GroupedRun]:
+    def by_seed(self) -> dict[int, LoggedRun]:
         """Return the runs by their seeds; raise if two have the same."""
-        found: dict[int, GroupedRun] = {}
+        found: dict[int, LoggedRun] = {}
         for run in self.runs:
             if run.seed is None:
                 continue
-            other = found.setdefault(run.seed.value, run)
+            other = found.setdefault(run.seed, run)
             if other is not run:
                 raise UsageError(
-                    f"{self.name} has two runs with seed {run.seed.value}: {other.log.place} and "
-                    f"{run.log.place}.",
+                    f"{self.name} has two runs with seed {run.seed}: {other.place} and {run.place}.",
                     cure="Each seed may occur once on each side. Give a path or PATH:KEY=VALUE that "
                     "leaves one of them out.",
                 )
@@ -228,18 +210,17 @@ def read_groups(arguments: Sequence[str], metric: str) -> list[RunGroup]:
     for name, argument, found, (tracker, *others) in zip(
         _names(arguments), arguments, read, logged, strict=True
     ):
-        runs, root = found.runs[tracker], split_argument(argument)[0]
-        with_metrics = [run for run in runs if run.metrics or run.failure or run.unfinished]
-        grouped = tuple(
-            GroupedRun(run, find_seed(run, root), _series(run, metric)) for run in with_metrics
-        )
-        empty = tuple(run.place for run in runs if run not in with_metrics)
-        groups.append(RunGroup(name, tracker, grouped, empty, tuple(others), found.missing))
+        runs, empty = [], []
+        for run in found.runs[tracker]:
+            if run.metrics or run.failure or run.unfinished:
+                run.seed, run.seed_source = find_seed(run, split_argument(argument)[0])
+                run.series = run.metrics[metric].by_step() if metric in run.metrics else None
+                runs.append(run)
+            else:
+                empty.append(run.place)
+        seen = (tuple(runs), tuple(empty), tuple(others))
+        groups.append(RunGroup(name, tracker, *seen, found.missing))
     return groups
-
-
-def _series(run: LoggedRun, metric: str) -> Series | None:
-    return run.metrics[metric].by_step() if metric in run.metrics else None
 
 
 def _trackers(argument: str, found: Found, metric: str) -> list[str]:
@@ -273,23 +254,23 @@ def _names(arguments: Sequence[str]) -> list[str]:
     return ends if len(set(ends)) == len(ends) else list(arguments)
 
 
-def find_seed(run: LoggedRun, root: str) -> Seed | None:
-    """Return the seed of a run found under ``root``."""
+def find_seed(run: LoggedRun, root: str) -> tuple[int | None, str]:
+    """Return the seed of a run found under ``root``, and where it was found."""
     settings = run.settings
     named = [name for name in settings if _last(name) in KEYS]
     for name in sorted(named, key=lambda name: (name.count("."), KEYS.index(_last(name)))):
         number = _integer(settings[name])
         if number is not None:
-            return Seed(number, f"setting {name}")
+            return number, f"setting {name}"
     if found := _IN_NAME.search(run.name):
-        return Seed(int(found[1]), "name of the run")
+        return int(found[1]), "name of the run"
     parts = PurePath(run.place).parts
     # Folders below ``root``, which may be a pattern, and the last one of ``root`` itself.
     below = parts[max(min(len(PurePath(root).parts), len(parts)) - 1, 0) :]
     for part in reversed(below):
         if found := _IN_NAME.search(part):
-            return Seed(int(found[1]), "name of the folder")
-    return None
+            return int(found[1]), "name of the folder"
+    return None, ""
 
 
 def _last(name: str) -> str:

@@ -87,6 +87,9 @@ class LoggedRun:
     failure: str | None = None
     unfinished: str | None = None
     seconds: float = math.nan
+    seed: int | None = None
+    seed_source: str = ""  # where the seed was found
+    series: Series | None = None  # that is compared, by step; None if it was not logged
 
     @property
     def settings(self) -> dict[str, str]:

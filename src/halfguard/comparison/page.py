@@ -39,14 +39,11 @@ def _question(comparison: LoggedComparison) -> Iterator[Block]:
     verdict = comparison.verdict
     better = "higher" if verdict.higher_is_better else "lower"
     yield Heading("What was asked")
-    yield Text(
-        [
-            "Does ", Mono(verdict.metric), f" ({better} is better; {_VALUES[comparison.at]}) stay within ",
+    yield Text("Does ", Mono(verdict.metric), f" ({better} is better; {_VALUES[comparison.at]}) stay within ",
             f"{percent_label(verdict.passing)} of ", Mono(verdict.baseline),
             f"? Up to {percent_label(verdict.marginal)} is marginal, more is a failure. ",
             f"PASS, MARGINAL and FAIL are each wrong at most {percent_label(verdict.level)} of the time, if ",
             "the noise is not heavily skewed and the runs differ in nothing but precision and seed.",
-        ]
     )  # fmt: skip
 
 
@@ -60,14 +57,12 @@ def _pairs(comparison: LoggedComparison) -> Iterator[Block]:
     sources = Counter(run.seed_source for run in comparison.runs if run.seed is not None)
     if sources:
         counted = (f"{source} ({_count(number)})" for source, number in sources.items())
-        yield Text([f"Seeds were read from: {', '.join(counted)}."])
+        yield Text(f"Seeds were read from: {', '.join(counted)}.")
     else:
         keys = ", ".join(KEYS)
         yield Text(
-            [
-                f"No seed was found. It is read from a setting of the run ({keys}), else from the word seed ",
-                "and a number in the name of the run or its folder, such as fp16-seed3.",
-            ]
+            f"No seed was found. It is read from a setting of the run ({keys}), else from the word seed ",
+            "and a number in the name of the run or its folder, such as fp16-seed3.",
         )
     if seeds:
         rows = [[str(seed), *(_cell(paired, name, seed) for name in names)] for seed in seeds]
@@ -115,10 +110,10 @@ def _runs(comparison: LoggedComparison) -> Iterator[Block]:
     heads = ("group", "run", "seed", "from", comparison.verdict.metric, "last step", "values")
     yield Table(heads, [_row(run) for run in comparison.runs[:_ROWS]])
     if len(comparison.runs) > _ROWS:
-        yield Text([f"{_count(len(comparison.runs) - _ROWS)} more are not listed."])
+        yield Text(f"{_count(len(comparison.runs) - _ROWS)} more are not listed.")
     trackers = ", ".join(sorted({run.tracker for run in comparison.runs}))
     yield Text(
-        [f"Read from: {trackers}. Digest of the runs ", Mono(comparison.verdict.evidence), "."]
+        f"Read from: {trackers}. Digest of the runs ", Mono(comparison.verdict.evidence), "."
     )
 
 

@@ -67,22 +67,16 @@ def choose_by_measurement(hardware: Hardware, measurements: Measurements) -> Cho
     against = tuple(_reasons_against(hardware, measurements, [p for p in HALF if p != chosen]))
     if chosen is None:
         where = "processor" if hardware.kind == "processor" else "device"
-        return Choice(
-            precision="fp32",
-            reasons=against
-            or (f"No 16-bit format is known to be faster than FP32 on this {where}.",),
-        )
+        unknown = f"No 16-bit format is known to be faster than FP32 on this {where}."
+        return _choice("fp32", *(against or (unknown,)))
     speed = measurements.speeds.get(chosen)
     measured = () if speed is None else (f"Matrix products ran {speed:.2g}x as fast as in FP32.",)
     if chosen == "bf16-mixed":
         native = ("BF16 is native.",) if hardware.bf16 == "native" else ()
         range_of_fp32 = "BF16 has the range of FP32: no loss scaling is needed."
-        return Choice(precision=chosen, reasons=(*native, *measured, range_of_fp32, *against))
-    return Choice(
-        precision=chosen,
-        reasons=(*measured, *against) or ("FP16 is native.",),
-        warnings=("FP16 overflows above 65504. Pass the device to its GradScaler.",),
-    )
+        return _choice(chosen, *native, *measured, range_of_fp32, *against)
+    scaler = "FP16 overflows above 65504. Pass the device to its GradScaler."
+    return _choice(chosen, *((*measured, *against) or ("FP16 is native.",)), warnings=(scaler,))
 
 
 def _support(precision: MixedPrecisionName, hardware: Hardware) -> Support:
@@ -160,26 +154,37 @@ def _choose_by_table(hardware: Hardware, measurements: Measurements) -> Choice:
         return _on_apple(hardware)
     if not hardware.matrix:
         return _without_matrix_units(hardware, measurements)
-    if hardware.bf16 == "native":
-        return _native_bf16(hardware, measurements)
-    return _fp16_only(hardware)
+    units = matrix_units(hardware)
+    if hardware.bf16 != "native":
+        return _choice(
+            "fp16-mixed",
+            f"FP16 runs on {units}, which makes it fast.",
+            "BF16 is only emulated here: it is computed in FP32 and slower than both.",
+            warnings=(f"{_NEEDS_SCALER} `halfguard probe` shows layers close to it.",),
+        )
+    fp16 = "fp16-mixed runs there as well: 11 significant bits, not 8, but it needs a GradScaler."
+    tf32 = "If FP32 already runs in TF32, 16 bits are at most about 2x as fast."
+    warnings = ((fp16,) if measurements.allows("fp16-mixed") else ()) + ((tf32,) * hardware.tf32)
+    return _choice("bf16-mixed", f"BF16 is native, on {units}.", _RANGE_OF_FP32, warnings=warnings)
 
 
-_FP32_WRONG = Choice(
-    precision="fp32",
-    reasons=("FP32 itself fails the self-test here, and every precision needs FP32.",),
+def _choice(precision: MixedPrecisionName, *reasons: str, warnings: tuple[str, ...] = ()) -> Choice:
+    return Choice(precision=precision, reasons=reasons, warnings=warnings)
+
+
+_RANGE_OF_FP32 = "It has the range of FP32: no loss scaling is needed."
+_NEEDS_SCALER = "FP16 overflows above 65504 and needs a GradScaler."
+_FP32_WRONG = _choice(
+    "fp32",
+    "FP32 itself fails the self-test here, and every precision needs FP32.",
     warnings=("Do not train on this device until the self-test passes. HD008 lists what failed.",),
 )
-
-_FAULTY = Choice(
-    precision="fp32",
-    reasons=(
-        "FP16 convolutions give NaN or wrong results on this chip at training sizes; small tests pass.",
-        "It has no native BF16 and no tensor cores, so 16 bits would not be faster.",
-    ),
+_FAULTY = _choice(
+    "fp32",
+    "FP16 convolutions give NaN or wrong results on this chip at training sizes; small tests pass.",
+    "It has no native BF16 and no tensor cores, so 16 bits would not be faster.",
     warnings=("To save memory: smaller batches, gradient accumulation, activation checkpointing.",),
 )
-
 _CPU_AUTOCAST = (
     "Autocast has other rules on a CPU: softmax and norms stay in 16 bits. On a GPU they run in FP32.",
     'To use the GPU rules here: halfguard.emulate_autocast("cuda").',
@@ -193,9 +198,9 @@ def matrix_units(hardware: Hardware) -> str:
 
 def _not_listed(hardware: Hardware, measurements: Measurements) -> Choice:
     if not measurements.speeds:
-        return Choice(
-            precision="fp32",
-            reasons=("This device is not in the table, and nothing was measured on it.",),
+        return _choice(
+            "fp32",
+            "This device is not in the table, and nothing was measured on it.",
             warnings=("Run `halfguard doctor` on it, with a torch build that has kernels for it.",),
         )
     choice = choose_by_measurement(hardware, measurements)
@@ -203,79 +208,36 @@ def _not_listed(hardware: Hardware, measurements: Measurements) -> Choice:
     return choice.model_copy(update={"reasons": (why, *choice.reasons)})
 
 
-def _native_bf16(hardware: Hardware, measurements: Measurements) -> Choice:
-    fp16 = "fp16-mixed runs there as well: 11 significant bits, not 8, but it needs a GradScaler."
-    tf32 = "If FP32 already runs in TF32, 16 bits are at most about 2x as fast."
-    return Choice(
-        precision="bf16-mixed",
-        reasons=(
-            f"BF16 is native, on {matrix_units(hardware)}.",
-            "It has the range of FP32: no loss scaling is needed.",
-        ),
-        warnings=(
-            *((fp16,) if measurements.allows("fp16-mixed") else ()),
-            *((tf32,) if hardware.tf32 else ()),
-        ),
-    )
-
-
-def _fp16_only(hardware: Hardware) -> Choice:
-    return Choice(
-        precision="fp16-mixed",
-        reasons=(
-            f"FP16 runs on {matrix_units(hardware)}, which makes it fast.",
-            "BF16 is only emulated here: it is computed in FP32 and slower than both.",
-        ),
-        warnings=(
-            "FP16 overflows above 65504 and needs a GradScaler. `halfguard probe` shows layers close to it.",
-        ),
-    )
-
-
 def _without_matrix_units(hardware: Hardware, measurements: Measurements) -> Choice:
     if hardware.fp16 == "slow":
         memory = (
             "fp16-mixed saves activation memory but no time: use it only if activations do not fit."
         )
-        return Choice(
-            precision="fp32",
-            reasons=(
-                "FP16 arithmetic is slower than FP32 here, and there are no matrix units.",
-                "BF16 is only emulated.",
-            ),
+        return _choice(
+            "fp32",
+            "FP16 arithmetic is slower than FP32 here, and there are no matrix units.",
+            "BF16 is only emulated.",
             warnings=() if "fp16-mixed" in measurements.failed else (memory,),
         )
-    return Choice(
-        precision="fp16-mixed",
-        reasons=(
-            "FP16 arithmetic runs at up to 2x FP32, with half the memory traffic.",
-            "BF16 is only emulated.",
-        ),
-        warnings=(
-            "Without matrix units, FP32 accumulation runs at FP32's rate: expect far less than 2x.",
-            "FP16 overflows above 65504 and needs a GradScaler.",
-        ),
+    rate = "Without matrix units, FP32 accumulation runs at FP32's rate: expect far less than 2x."
+    return _choice(
+        "fp16-mixed",
+        "FP16 arithmetic runs at up to 2x FP32, with half the memory traffic.",
+        "BF16 is only emulated.",
+        warnings=(rate, _NEEDS_SCALER),
     )
 
 
 def _on_apple(hardware: Hardware) -> Choice:
-    warnings = ("16 bits save memory and memory traffic here; do not expect faster arithmetic.",)
+    saved = "16 bits save memory and memory traffic here; do not expect faster arithmetic."
     if hardware.bf16 == "native":
-        return Choice(
-            precision="bf16-mixed",
-            reasons=(
-                "BF16 is native on M3 and later (macOS 14 or later).",
-                "It has the range of FP32: no loss scaling is needed.",
-            ),
-            warnings=warnings,
-        )
-    return Choice(
-        precision="fp16-mixed",
-        reasons=(
-            "FP16 is native.",
-            "MPS accepts BF16 on macOS 14 and later, but M1 and M2 emulate it in FP32.",
-        ),
-        warnings=(*warnings, 'Pass the device to the scaler: torch.amp.GradScaler("mps").'),
+        native = "BF16 is native on M3 and later (macOS 14 or later)."
+        return _choice("bf16-mixed", native, _RANGE_OF_FP32, warnings=(saved,))
+    return _choice(
+        "fp16-mixed",
+        "FP16 is native.",
+        "MPS accepts BF16 on macOS 14 and later, but M1 and M2 emulate it in FP32.",
+        warnings=(saved, 'Pass the device to the scaler: torch.amp.GradScaler("mps").'),
     )
 
 
@@ -283,9 +245,9 @@ def _on_processor(hardware: Hardware, measurements: Measurements) -> Choice:
     if measurements.speeds:
         choice = choose_by_measurement(hardware, measurements)
     elif hardware.bf16 == "native" and "bf16-mixed" not in measurements.failed:
-        reasons = ("BF16 is native.", "It has the range of FP32: no loss scaling is needed.")
-        choice = Choice(precision="bf16-mixed", reasons=reasons)
+        choice = _choice("bf16-mixed", "BF16 is native.", _RANGE_OF_FP32)
     else:
-        reason = "No 16-bit format is known to be faster than FP32 on this processor."
-        choice = Choice(precision="fp32", reasons=(reason,))
+        choice = _choice(
+            "fp32", "No 16-bit format is known to be faster than FP32 on this processor."
+        )
     return choice.model_copy(update={"warnings": (*choice.warnings, *_CPU_AUTOCAST)})

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from halfguard.catalogue import Severity
 from halfguard.precision_names import Precision
 from halfguard.probing.ranges import ScaleWindow
 from halfguard.probing.training import MAX_SCALE, Failure, StepFault
@@ -58,19 +59,28 @@ LOW_HEADROOM = 1.0  # bits of forward headroom; a layer with less overflows when
 _PLAN = "Find the modules that must stay in FP32: halfguard plan ENTRY -o plan.yaml"
 
 
+def _finding(
+    code: str,
+    subject: str | None,
+    message: str,
+    why: str,
+    cure: str,
+    severity: Severity = "warning",
+) -> Finding:
+    return Finding(
+        code=code, subject=subject, message=message, why=why, cure=cure, severity=severity
+    )
+
+
 def of_failure(failure: Failure | None, precision: str) -> Iterator[Finding]:
     """Yield HG601: the run itself failed."""
     if failure is not None:
         culprit = failure.culprit
         place = "" if culprit is None else f"; {str(culprit).splitlines()[0]}"
-        yield Finding(
-            code="HG601",
-            severity="error",
-            message=f"the {precision} run ended at step {failure.step}: {failure.message}{place}.",
-            subject=None if culprit is None else culprit.module,
-            why="The steps after it were not run.",
-            cure=_cure(culprit, precision),
-        )
+        message = f"the {precision} run ended at step {failure.step}: {failure.message}{place}."
+        subject = None if culprit is None else culprit.module
+        why = "The steps after it were not run."
+        yield _finding("HG601", subject, message, why, _cure(culprit, precision), "error")
 
 
 def _cure(culprit: Culprit | None, precision: str) -> str:
@@ -104,31 +114,20 @@ def _fault(fault: StepFault, count: int) -> Finding:
         f"in step {fault.step}" if count == 1 else f"in {count} steps, first in step {fault.step}"
     )
     if culprit is None:
-        return Finding(
-            code="HD100",
-            severity="error",
-            message=f"in 16 bits the job raises {steps}: {fault.raised}.",
-            cure="Run the step under torch.autocast to see it.",
-        )
-    outside = culprit.module is None
-    where = (
-        "outside every module" if culprit.module is None else f"in {module_label(culprit.module)}"
-    )
-    swallowed = (
-        "Loss and gradients stay finite, and are wrong: nothing else reports it."
-        if culprit.swallowed
-        else "The loss or the gradients are then not finite."
-    )
-    return Finding(
-        code="HG609" if culprit.swallowed else "HG601",
-        severity="error",
-        message=f"{describe_line(culprit)}, {where}, leaves the range of FP16 {steps}.",
-        path=short_path(culprit.file) or None,
-        line=culprit.line or None,
-        subject=culprit.module,
-        why=swallowed,
-        cure=f"{describe_line(culprit)}: {cure_of_line(culprit)}" if outside else _PLAN,
-    )
+        message = f"in 16 bits the job raises {steps}: {fault.raised}."
+        cure = "Run the step under torch.autocast to see it."
+        return _finding("HD100", None, message, "", cure, "error")
+    where, cure = "outside every module", f"{describe_line(culprit)}: {cure_of_line(culprit)}"
+    if culprit.module is not None:
+        where, cure = f"in {module_label(culprit.module)}", _PLAN
+    code, why = "HG601", "The loss or the gradients are then not finite."
+    if culprit.swallowed:
+        code = "HG609"
+        why = "Loss and gradients stay finite, and are wrong: nothing else reports it."
+    message = f"{describe_line(culprit)}, {where}, leaves the range of FP16 {steps}."
+    place = {"path": short_path(culprit.file) or None, "line": culprit.line or None}
+    found = _finding(code, culprit.module, message, why, cure, "error")
+    return found.model_copy(update=place)
 
 
 def of_lost_gradients(
@@ -138,49 +137,38 @@ def of_lost_gradients(
     lost = [layer for layer in layers if layer.fits and layer.underflow_now > MAX_LOST]
     if lost:
         worst = max(lost, key=lambda layer: layer.underflow_now)
-        best = 2.0**window.best
-        yield Finding(
-            code="HG610",
-            message=f"{module_label(worst.module)}: {worst.underflow_now:.0%} of its gradients are rounded "
+        yield _finding(
+            "HG610",
+            worst.module,
+            f"{module_label(worst.module)}: {worst.underflow_now:.0%} of its gradients are rounded "
             f"to zero at loss scale {scale:g}.",
-            subject=worst.module,
-            why=f"{len(lost)} layers lose more than half of theirs. At {best:g} this one would lose "
+            f"{len(lost)} layers lose more than half of theirs. At {2.0**window.best:g} this one would lose "
             f"{worst.underflow_best:.0%}.",
-            cure="Are these gradients meant to be this small? If so, raise the loss scale.",
+            "Are these gradients meant to be this small? If so, raise the loss scale.",
         )
 
 
 def of_layers(layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
     """Yield HG601 and HG602: outputs beyond FP16, or close to it; HG603: gradients that no scale fits."""
     for layer in layers:
-        room = layer.forward_headroom
+        room, module, label = layer.forward_headroom, layer.module, module_label(layer.module)
         # A number that is not finite ended the run: HG601 names the operation that made it.
-        if -math.inf < room < 0:
-            yield Finding(
-                code="HG601",
-                severity="error",
-                message=f"{module_label(layer.module)}: outputs reach {max(layer.forward):.3g}.",
-                subject=layer.module,
-                why=f"FP16's largest value is 65504, {-room:.1f} bits below. No loss scale changes that.",
-                cure=_PLAN,
-            )
-        elif 0 <= room < LOW_HEADROOM:
-            yield Finding(
-                code="HG602",
-                message=f"{module_label(layer.module)}: outputs reach {max(layer.forward):.3g}.",
-                subject=layer.module,
-                why=f"{room:.1f} bits are left to 65504: less than one doubling.",
-                cure=_PLAN,
-            )
+        if -math.inf < room < LOW_HEADROOM:
+            message = f"{label}: outputs reach {max(layer.forward):.3g}."
+            if room < 0:
+                why = f"FP16's largest value is 65504, {-room:.1f} bits below. No loss scale changes that."
+                yield _finding("HG601", module, message, why, _PLAN, "error")
+            else:
+                why = f"{room:.1f} bits are left to 65504: less than one doubling."
+                yield _finding("HG602", module, message, why, _PLAN)
         if not layer.fits:
-            yield Finding(
-                code="HG603",
-                message=f"{module_label(layer.module)}: no loss scale fits its gradients.",
-                subject=layer.module,
-                why=f"Above {layer.scale_high:g} they overflow; below {_as_scale(layer.scale_low)} too many "
+            yield _finding(
+                "HG603",
+                module,
+                f"{label}: no loss scale fits its gradients.",
+                f"Above {layer.scale_high:g} they overflow; below {_as_scale(layer.scale_low)} too many "
                 "of them are rounded to zero.",
-                cure="Normalise the layer's input, or make it an FP32 island: "
-                "halfguard.fp32_island(module).",
+                "Normalise the layer's input, or make it an FP32 island: halfguard.fp32_island(module).",
             )
 
 
@@ -196,14 +184,13 @@ def of_scale_window(window: ScaleRange | None, layers: tuple[LayerRange, ...]) -
     bounds = min(highs, key=lambda layer: layer.scale_high or 0.0)
     if (needs.scale_low or 0.0) <= (bounds.scale_high or 0.0):
         return
-    yield Finding(
-        code="HG604",
-        message="no loss scale fits all layers at once.",
-        subject=needs.module,
-        why=f"{module_label(needs.module)} needs at least {_as_scale(needs.scale_low)}, "
-        f"{module_label(bounds.module)} "
-        f"overflows above {bounds.scale_high:g}.",
-        cure="Make one of the two an FP32 island, or bring their gradients closer together.",
+    yield _finding(
+        "HG604",
+        needs.module,
+        "no loss scale fits all layers at once.",
+        f"{module_label(needs.module)} needs at least {_as_scale(needs.scale_low)}, "
+        f"{module_label(bounds.module)} overflows above {bounds.scale_high:g}.",
+        "Make one of the two an FP32 island, or bring their gradients closer together.",
     )
 
 
@@ -219,14 +206,14 @@ def _as_scale(value: float | None) -> str:
 def of_gains(gains: dict[str, float]) -> Iterator[Finding]:
     """Yield HG607: an initialisation that makes signals grow or vanish."""
     for name, gain in gains.items():
-        yield Finding(
-            code="HG607",
-            message=f"{name} is badly scaled: it multiplies a signal by about {gain:.3g}.",
-            subject=name,
-            why="Each such layer costs bits of headroom."
+        yield _finding(
+            "HG607",
+            name,
+            f"{name} is badly scaled: it multiplies a signal by about {gain:.3g}.",
+            "Each such layer costs bits of headroom."
             if gain > MAX_GAIN
             else "Signals that pass through it vanish, and so do its gradients.",
-            cure="Initialize it with torch.nn.init.xavier_uniform_ or kaiming_uniform_.",
+            "Initialize it with torch.nn.init.xavier_uniform_ or kaiming_uniform_.",
         )
 
 

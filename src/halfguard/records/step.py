@@ -133,6 +133,13 @@ class StepRow(Record):
     note: str = ""
 
     @property
+    def first_step(self) -> int:
+        """The step, under the name that it has in a group of healthy steps."""
+        return self.step
+
+    last_step = first_step
+
+    @property
     def code(self) -> str:
         """Return the code of the cause in the catalogue; the file has the cause only."""
         return self.cause.code if self.cause else ""

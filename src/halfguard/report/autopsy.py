@@ -42,9 +42,7 @@ def autopsy_page(autopsy: Autopsy) -> Page:
 def _summary(autopsy: Autopsy) -> Iterator[Block]:
     culprit, cure = autopsy.culprit, autopsy.cure
     if autopsy.reproduced == "no":
-        yield Text(
-            ["In short: the repeated step is good. The incident does not contain the cause."]
-        )
+        yield Text("In short: the repeated step is good. The incident does not contain the cause.")
     elif culprit is not None:
         subject = culprit.op if culprit.kind == "op" else culprit.name
         did = (
@@ -55,7 +53,7 @@ def _summary(autopsy: Autopsy) -> Iterator[Block]:
         did = "left the range of half unnoticed" if culprit.swallowed else did
         fixed = f"Fix: {fix_words(cure.trial)}." if cure else "None of the changes tried fixes it."
         yield Text(
-            ["In short: ", Mono(subject), f" {did}, ", *module_parts(culprit.module), f". {fixed}"]
+            "In short: ", Mono(subject), f" {did}, ", *module_parts(culprit.module), f". {fixed}"
         )
 
 
@@ -63,21 +61,19 @@ def _what_happened(autopsy: Autopsy) -> Iterator[Block]:
     step = autopsy.step
     yield Heading("What happened")
     yield Text(
-        [
-            f"Step {step.step} (epoch {step.epoch}, batch {step.batch}) ",
-            f"{_ACTIONS.get(step.action, step.action)}: loss {step.loss:.6g}, gradient norm ",
-            f"{step.grad_norm:.6g}, loss scale {step.scale:g}. Incident ",
-            Mono(autopsy.incident),
-            ".",
-        ]
+        f"Step {step.step} (epoch {step.epoch}, batch {step.batch}) ",
+        f"{_ACTIONS.get(step.action, step.action)}: loss {step.loss:.6g}, gradient norm ",
+        f"{step.grad_norm:.6g}, loss scale {step.scale:g}. Incident ",
+        Mono(autopsy.incident),
+        ".",
     )
     if step.evidence:
-        yield Text([step.evidence])
+        yield Text(step.evidence)
     if step.culprits:
         which = "Largest" if math.isfinite(step.grad_norm) else "Non-finite"
-        yield Text([f"{which} gradients: ", *_join([Mono(c) for c in step.culprits], ", "), "."])
+        yield Text(f"{which} gradients: ", *_join([Mono(c) for c in step.culprits], ", "), ".")
     if step.batches:
-        yield Text(["The batch: ", *_join(step.batches, "; "), "."])
+        yield Text("The batch: ", *_join(step.batches, "; "), ".")
 
 
 def _repeated(autopsy: Autopsy) -> Iterator[Block]:
@@ -87,9 +83,9 @@ def _repeated(autopsy: Autopsy) -> Iterator[Block]:
         "same fault": "The step broke again. No finite number shows that it is equal bit for bit.",
         "no": "The step did not break again.",
     }
-    yield Text([f"Run in {autopsy.how}. {result[autopsy.reproduced]}"])
+    yield Text(f"Run in {autopsy.how}. {result[autopsy.reproduced]}")
     if autopsy.differences:
-        yield Text(["Differences from the original run:"])
+        yield Text("Differences from the original run:")
         yield Listing(autopsy.differences)
 
 
@@ -105,11 +101,11 @@ def origin_blocks(culprit: Culprit) -> Iterator[Block]:
             else "returned the first NaN or Inf"
         )
         phase = f" {did}, in the {culprit.phase} pass"
-        yield Text([Mono(culprit.op), phase, *ran, ", ", *where, "."])
+        yield Text(Mono(culprit.op), phase, *ran, ", ", *where, ".")
     else:
         kind = {"input": "The input"}.get(culprit.kind, f"The {culprit.kind}")
         text = f" was not finite when the step began; first used in the {culprit.phase} pass by "
-        yield Text([f"{kind} ", Mono(culprit.name), text, Mono(culprit.op), ", ", *where, "."])
+        yield Text(f"{kind} ", Mono(culprit.name), text, Mono(culprit.op), ", ", *where, ".")
     yield Code(f"{culprit.place}\n    {culprit.code}")
     ranges = [*culprit.inputs, *culprit.outputs]
     if ranges:
@@ -136,7 +132,7 @@ def trial_blocks(
 ) -> Iterator[Block]:
     """Yield the table of the changes that were tried."""
     yield Heading("What would have prevented it")
-    yield Text(["Each change was applied alone and the step was run again:"])
+    yield Text("Each change was applied alone and the step was run again:")
     meant = any(trial.error_as_meant is not None for trial in trials)
     heads = ["change", "step", "loss", "gradient norm", "error"]
     heads += ["error, meant"] if meant else []
@@ -148,14 +144,12 @@ def trial_blocks(
     text = "Error: of all gradients together, relative to FP32 as written"
     text += "; meant: to float64 of what the code means" if meant else ""
     yield Text(
-        [
-            f"{text}. Largest scale: of the loss scales tried, the largest at which the step is finite."
-        ]
+        f"{text}. Largest scale: of the loss scales tried, the largest at which the step is finite."
     )
     if saturation is not None and saturation > SATURATED:
         text = "The loss saturates in FP32 too: the gradients of FP32 as written are "
         text += f"{saturation:.0%} from those of what is meant, computed in float64. "
-        yield Text([f"{text}So changes are compared with what is meant."])
+        yield Text(f"{text}So changes are compared with what is meant.")
 
 
 def _samples(autopsy: Autopsy) -> Iterator[Block]:
@@ -163,7 +157,7 @@ def _samples(autopsy: Autopsy) -> Iterator[Block]:
         shown = ", ".join(map(str, autopsy.samples))
         one = len(autopsy.samples) == 1
         text = f"Sample{'' if one else 's'} {shown} (counted from 0) of micro-batch {autopsy.micro_batch}"
-        yield Text([f"{text} {'causes' if one else 'cause'} it."])
+        yield Text(f"{text} {'causes' if one else 'cause'} it.")
 
 
 def _trial(trial: ReplayTrial, *, meant: bool) -> list[str]:
@@ -181,14 +175,14 @@ def _trial(trial: ReplayTrial, *, meant: bool) -> list[str]:
 def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
     if autopsy.reproduced == "no":
         yield Heading("Possible causes")
-        yield Text(["No cause was seen. It may have been:"])
+        yield Text("No cause was seen. It may have been:")
         yield Listing(autopsy.suspects)
         return
     yield Heading("Recommendation")
     if autopsy.cure is None:
-        yield Text(["No change that was tried makes this step good."], "bad")
+        yield Text("No change that was tried makes this step good.", tone="bad")
         yield Text(
-            ["Change the computation where it began. The ranges above show what does not fit."]
+            "Change the computation where it began. The ranges above show what does not fit."
         )
         return
     yield from cure_blocks(autopsy.cure)
@@ -196,15 +190,15 @@ def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
 
 def cure_blocks(cure: Cure) -> Iterator[Block]:
     """Yield a cure: its sentence, the trial that showed it, and its patch."""
-    yield Text([cure.sentence], "good")
-    yield Text(["Tested: ", cure.trial, "."])
+    yield Text(cure.sentence, tone="good")
+    yield Text("Tested: ", cure.trial, ".")
     if cure.scale is not None:
         text = f"Start with a loss scale of {cure.scale:g}: "
-        yield Text([text, "the gradients of this step do not fit at the initial one."])
+        yield Text(text, "the gradients of this step do not fit at the initial one.")
     if cure.patch:
         if is_source_patch(cure.patch):
             yield Text(
-                ["Save these lines as fix.patch, and apply them: ", Mono("patch -p1 < fix.patch")]
+                "Save these lines as fix.patch, and apply them: ", Mono("patch -p1 < fix.patch")
             )
         language = "diff" if is_source_patch(cure.patch) else _LANGUAGES.get(cure.what, "yaml")
         yield Code(cure.patch, language)

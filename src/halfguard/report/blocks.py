@@ -21,37 +21,31 @@ class Link(str):
     __slots__ = ()
 
 
-class Block:
-    """A part of a page. A writer that has no form of its own for a block writes its plain text."""
-
-    def plain(self) -> str:
-        return ""
-
-
 @dataclass(frozen=True)
-class Heading(Block):
+class Heading:
     """A section title."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Text(Block):
+class Text:
     """A paragraph; its parts are joined without spaces."""
 
-    parts: Sequence[str]
-    tone: Tone = ""
+    __match_args__ = ("parts", "tone")
+
+    def __init__(self, *parts: str, tone: Tone = "") -> None:
+        self.parts, self.tone = parts, tone
 
 
 @dataclass(frozen=True)
-class Listing(Block):
+class Listing:
     """A bulleted list."""
 
     items: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Table(Block):
+class Table:
     """A table; ``tones`` has one entry per row."""
 
     heads: Sequence[str]
@@ -60,7 +54,7 @@ class Table(Block):
 
 
 @dataclass(frozen=True)
-class Code(Block):
+class Code:
     """Lines to copy, in a language such as ``diff`` or ``yaml``."""
 
     text: str
@@ -68,11 +62,14 @@ class Code(Block):
 
 
 @dataclass(frozen=True)
-class Figure(Block):
+class Figure:
     """An SVG drawing with its caption. It is not escaped, so only this package may make one."""
 
     svg: str
     caption: str
+
+
+Block = Heading | Text | Listing | Table | Code | Figure
 
 
 @dataclass(frozen=True)

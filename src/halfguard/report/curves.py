@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from html import escape
 
 from halfguard.report.blocks import clean
-from halfguard.report.style import LINE_COLOURS
 from halfguard.report.svg import (
     MARKERS,
     Axis,
@@ -35,6 +34,7 @@ from halfguard.report.svg import (
     svg_start,
 )
 
+LINE_COLOURS = 6  # of the style sheet; the first one is for the baseline
 COLUMNS = 320  # per line of a drawing with several; a screen cannot show more
 
 
@@ -78,27 +78,17 @@ def gather_columns(runs: Sequence[Series], count: int = COLUMNS) -> list[Column]
 
 def _gather(slices: Sequence[Series]) -> Column:
     step = sum((steps[0] + steps[-1]) / 2 for steps, _ in slices) / len(slices)
-    good = [value for _, values in slices for value in _finite_values(values)]
+    good = [value for _, values in slices for value in values if math.isfinite(value)]
     nonfinite = sum(len(values) for _, values in slices) - len(good)
     if not good:
         return Column(step, math.nan, math.nan, math.nan, nonfinite)
     return Column(step, _mean(good), min(good), max(good), nonfinite)
 
 
-def _finite_values(values: Sequence[float]) -> Sequence[float]:
-    try:
-        finite = math.isfinite(math.fsum(values))
-    except (OverflowError, ValueError):  # the sum overflows, or has infinities of both signs
-        finite = False
-    return values if finite else [value for value in values if math.isfinite(value)]
-
-
 def _mean(values: Sequence[float]) -> float:
-    try:
-        return math.fsum(values) / len(values)
-    except OverflowError:  # the sum overflows, the mean does not
-        largest = max(map(abs, values))
-        return math.fsum(value / largest for value in values) / len(values) * largest
+    return math.fsum(
+        value / len(values) for value in values
+    )  # the sum of large ones would overflow
 
 
 def thin_columns(given: Sequence[Column], count: int = COLUMNS) -> list[Column]:

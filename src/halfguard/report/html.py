@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape as escaped
+from importlib import resources
 from itertools import zip_longest
 from urllib.parse import quote
 
 from halfguard.records.machine import installed_version
 from halfguard.report import blocks as b
-from halfguard.report.style import STYLE
 
+STYLE = (resources.files("halfguard.report") / "style.css").read_text("utf-8")
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
 _WIDE = 4  # columns from which a table is wider than a phone
 _LONG = 24  # letters of a name that may be broken in a table
@@ -71,8 +72,6 @@ def _block(block: b.Block, section: str) -> str:
             return f"<figure>{drawing}<figcaption>{_text(caption)}</figcaption></figure>"
         case b.Table():
             return _scrolling(_table(block), f"Table: {section or block.heads[0]}")
-        case _:
-            return f"<p>{_text(block.plain())}</p>"
 
 
 def _scrolling(content: str, label: str) -> str:

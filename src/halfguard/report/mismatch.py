@@ -23,15 +23,13 @@ def mismatch_page(report: MismatchReport, name: str = "") -> Page:
 
 def _summary(report: MismatchReport) -> Iterator[Block]:
     for cause in report.causes:
-        yield Text([f"{cause.kind.capitalize()}: {cause.sentence}"], "bad")
+        yield Text(f"{cause.kind.capitalize()}: {cause.sentence}", tone="bad")
     seen = report.observed
     yield Text(
-        [
-            f"{report.tokens} tokens of {report.sequences} completions. The ratio of probabilities leaves ",
-            f"[{1 - report.clip:.2g}, {1 + report.clip:.2g}] for {seen.outside:.1%} of them; the mean ",
-            f"difference is {seen.mean:+.2g}, its size {seen.size:.2g}. Trainer: {report.trainer}. The ",
-            f"rollout rounds like {report.rollout_dtype}.",
-        ]
+        f"{report.tokens} tokens of {report.sequences} completions. The ratio of probabilities leaves ",
+        f"[{1 - report.clip:.2g}, {1 + report.clip:.2g}] for {seen.outside:.1%} of them; the mean ",
+        f"difference is {seen.mean:+.2g}, its size {seen.size:.2g}. Trainer: {report.trainer}. The ",
+        f"rollout rounds like {report.rollout_dtype}.",
     )
 
 
@@ -40,7 +38,7 @@ def _parts(report: MismatchReport) -> Iterator[Block]:
     rows = [[name, f"{size:.2g}"] for name, size in report.parts.items()]
     yield Table(("part", "size"), rows)
     yield Text(
-        ["Sizes are roots of mean squares, so that squares add up if the parts are independent."]
+        "Sizes are roots of mean squares, so that squares add up if the parts are independent."
     )
     positions = [
         [f"{one.first} to {one.last}", f"{one.outside:.1%}", f"{one.size:.2g}"]
@@ -52,19 +50,15 @@ def _parts(report: MismatchReport) -> Iterator[Block]:
 def _precisions(report: MismatchReport) -> Iterator[Block]:
     yield Heading("The same tokens in other precisions")
     yield Text(
-        [
-            "Recomputed in half weights, against FP32. The first row is what was recorded; decoded: with a ",
-            "KV cache, against whole sequences in the same precision.",
-        ]
+        "Recomputed in half weights, against FP32. The first row is what was recorded; decoded: with a ",
+        "KV cache, against whole sequences in the same precision.",
     )
     rows = (report.observed, *report.variants, *report.same_precision)
     yield Table(_HEADS, [_row(one) for one in rows])
     yield Text(
-        [
-            f"BF16 has {report.bf16_over_fp16:.3g} times the k3 of FP16 on these sequences (95% interval ",
-            f"{report.ratio_low:.3g} to {report.ratio_high:.3g}, in pairs). Cheapest precision with at ",
-            f"most 1% of the tokens outside, if both sides have it: {report.recommended}.",
-        ]
+        f"BF16 has {report.bf16_over_fp16:.3g} times the k3 of FP16 on these sequences (95% interval ",
+        f"{report.ratio_low:.3g} to {report.ratio_high:.3g}, in pairs). Cheapest precision with at ",
+        f"most 1% of the tokens outside, if both sides have it: {report.recommended}.",
     )
 
 
@@ -77,4 +71,4 @@ def _row(one: Agreement) -> list[str]:
 def _lines(report: MismatchReport) -> Iterator[Block]:
     if report.lines:
         yield Heading("Lines that round most")
-        yield from (Text([Mono(line)]) for line in report.lines)
+        yield from (Text(Mono(line)) for line in report.lines)

@@ -33,20 +33,18 @@ def probe_page(report: ProbeReport, name: str = "", rows: int | None = None) -> 
     shown = [_layer(layer, report.best_scale) for layer in ordered[:rows]]
     blocks: list[Block] = [
         Text(
-            [
-                f"Steps: {report.steps} in {report.precision}; loss {report.losses[0]:.4g} to ",
-                f"{report.losses[-1]:.4g}. Layers: {count}.",
-            ]
+            f"Steps: {report.steps} in {report.precision}; loss {report.losses[0]:.4g} to ",
+            f"{report.losses[-1]:.4g}. Layers: {count}.",
         ),
-        Text([f"Loss scales: {fits}; best {report.best_scale:g}, current {report.scale:g}."]),
+        Text(f"Loss scales: {fits}; best {report.best_scale:g}, current {report.scale:g}."),
         Heading("Layers"),
-        Text([_HEADS]),
+        Text(_HEADS),
         Table(heads, shown, ["" if row[1] == "fits" else "bad" for row in shown]),
     ]
     if len(shown) < count:
         left = count - len(shown)
         blocks.append(
-            Text([f"{left} layers with more headroom are not shown; --html and --json list them."])
+            Text(f"{left} layers with more headroom are not shown; --html and --json list them.")
         )
     return Page(_title(report, name), [*blocks, *_findings(report)])
 
@@ -54,10 +52,10 @@ def probe_page(report: ProbeReport, name: str = "", rows: int | None = None) -> 
 def _findings(report: ProbeReport) -> Iterator[Block]:
     yield Heading("Findings")
     if not report.findings:
-        yield Text(["None."])
+        yield Text("None.")
     for found in report.findings:
         tone: Tone = "bad" if found.severity == "error" else ""
-        yield Text([Mono(found.code), f" {found.message} {found.why}".rstrip()], tone)
+        yield Text(Mono(found.code), f" {found.message} {found.why}".rstrip(), tone=tone)
     cures = list(dict.fromkeys(found.cure for found in report.findings if found.cure))
     if cures:
         yield Listing(cures)

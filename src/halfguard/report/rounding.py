@@ -32,8 +32,8 @@ def _title(report: RoundingReport, name: str) -> str:
 
 def _summary(report: RoundingReport) -> Iterator[Block]:
     for found in report.findings:
-        yield Text([Mono(found.place), ": ", Mono(found.code)])
-        yield Text([describe(found)], "bad")
+        yield Text(Mono(found.place), ": ", Mono(found.code))
+        yield Text(describe(found), tone="bad")
     measured, predicted = (
         _relative(error, report.gradient_norm)
         for error in (report.gradient_error, report.gradient_predicted)
@@ -44,9 +44,9 @@ def _summary(report: RoundingReport) -> Iterator[Block]:
         f"are measured against the same step in float64. Longest way: {report.depth} roundings. Loss scale: "
         f"{report.scale:g}."
     )
-    yield Text([errors])
+    yield Text(errors)
     for reason in report.not_judged:
-        yield Text([f"Not judged: {reason}."])
+        yield Text(f"Not judged: {reason}.")
 
 
 def describe(found: LineInFloat) -> str:
@@ -67,7 +67,7 @@ def describe(found: LineInFloat) -> str:
 
 def _lines(report: RoundingReport) -> Iterator[Block]:
     yield Heading("Largest lines")
-    yield Text([_HEADS])
+    yield Text(_HEADS)
     heads = ("gradients", "", "backward", "loss", "what", "line", "code")
     rows = [_row(line, report) for line in report.lines[:ROWS]]
     yield Table(heads, rows)

@@ -35,7 +35,7 @@ from halfguard.report.blocks import (
 )
 from halfguard.report.curves import COLUMNS, Column, Line, draw_curves, single_value, thin_columns
 from halfguard.report.svg import Change, Mark, MarkKind
-from halfguard.report.timeline import RunReport, Timeline, first_step_of, last_step_of
+from halfguard.report.timeline import RunReport, Timeline
 from halfguard.report.watch import healing_blocks, healing_changes, times, watch_blocks
 
 Row = TypeVar("Row")
@@ -81,7 +81,7 @@ def _loss_meaning(timeline: Timeline) -> str:
     parts = timeline.parts
     if not has_every_loss(parts) and not any(getattr(part, "losses", ()) for part in parts):
         return "mean and highest of each group of healthy steps; this journal keeps no others."
-    if last_step_of(parts[-1]) - first_step_of(parts[0]) < EVERY_STEP and has_every_loss(parts):
+    if parts[-1].last_step - parts[0].first_step < EVERY_STEP and has_every_loss(parts):
         return "every step."
     return "the line is the mean of neighbouring steps, the band reaches from the lowest to the highest."
 
@@ -162,17 +162,8 @@ def grad_norm_columns(parts: Parts) -> list[Column]:
 
 def loss_scale_columns(parts: Parts) -> list[Column]:
     """Return the loss scale at the end of each group."""
-    return thin_columns(
-        [
-            single_value(step, part.scale)
-            for part in parts
-            for step in (
-                sorted({part.first_step, part.last_step})
-                if isinstance(part, HealthyStepsRow)
-                else [part.step]
-            )
-        ]
-    )
+    steps = ((step, part.scale) for part in parts for step in {part.first_step, part.last_step})
+    return thin_columns([single_value(*one) for one in sorted(steps)])
 
 
 _SHOWN = 30  # unusual steps listed from the beginning, and as many from the end
@@ -206,9 +197,9 @@ def _title(report: RunReport, summary: Summary) -> str:
 
 def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
     for problem in report.problems:
-        yield Text([problem], "bad")
+        yield Text(problem, tone="bad")
     if not report.timeline.parts:
-        yield Text(["No step has been written yet."])
+        yield Text("No step has been written yet.")
         return
     skipped = sum(summary.skipped.values())
     last = report.timeline.unusual[-1:]
@@ -222,7 +213,7 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
         f"{summary.retried} of them ({summary.retried / max(summary.steps, 1):.2%} of all steps)"
     )
     text = f"{applied}, {repeated} after a repeat in FP32." if summary.retried else f"{applied}."
-    yield Text([text], tone)
+    yield Text(text, tone=tone)
     facts = [
         f"{skipped} skipped, {summary.retried} repeated in FP32, {summary.rollbacks} rolled back.",
         f"Loss scale {summary.scale:g} at the end, lowered {times(summary.scale_reductions)}.",
@@ -231,13 +222,13 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
         facts.append(f"Gradient norms {summary.grad_norm_min:.3g} to {summary.grad_norm_max:.3g}.")
     if report.timeline.resumed:
         facts.append(f"Resumed {times(report.timeline.resumed)}; a repeated step counts once.")
-    yield Text([" ".join(facts)])
+    yield Text(" ".join(facts))
     for warning in report.timeline.warnings.values():
-        yield Text([f"Warning at step {warning.step}: {warning.text}"], "bad")
+        yield Text(f"Warning at step {warning.step}: {warning.text}", tone="bad")
     if halted:
-        yield Text([f"The guard stopped this run. {last[0].evidence}".rstrip()], "bad")
+        yield Text(f"The guard stopped this run. {last[0].evidence}".rstrip(), tone="bad")
     elif not report.timeline.closed:
-        yield Text(["The journal is not closed: the run has not ended, or it was killed."])
+        yield Text("The journal is not closed: the run has not ended, or it was killed.")
 
 
 def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
@@ -249,23 +240,23 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
     for row in rows:
         what = f"{unusual_label(row.cause)}, {unusual_label(row.action)}"
         counts[what] = counts.get(what, 0) + 1
-    yield Text(["; ".join(f"{times(count)} {what}" for what, count in counts.items())])
+    yield Text("; ".join(f"{times(count)} {what}" for what, count in counts.items()))
     shown = both_ends(rows, _SHOWN)
     heads = ("step", "action", "cause", "loss", "gradient norm", "scale", "worst", "incident")
     tones: list[Tone] = ["" if is_harmless(row) else "bad" for row in shown]
     yield Table(heads, [_step(row, report.incidents, folder) for row in shown], tones)
     if len(shown) < len(rows):
-        yield Text([f"{len(rows) - len(shown)} more are in steps.jsonl."])
+        yield Text(f"{len(rows) - len(shown)} more are in steps.jsonl.")
     kept = [name for names in report.incidents.values() for name in names]
     if kept:
-        yield Text(["Replay one to find what would have prevented it:"])
+        yield Text("Replay one to find what would have prevented it:")
         command = f"halfguard replay {shlex.quote(f'{report.name}/incidents/{kept[0]}')}"
         if report.info is not None and not report.info.entry:
             command += " --entry FILE.py:FUNCTION"
         yield Code(command, "bash")
         if command.endswith("FUNCTION"):
             yield Text(
-                ["FUNCTION returns the job as a halfguard.Workload: model, loss and optimizer."]
+                "FUNCTION returns the job as a halfguard.Workload: model, loss and optimizer."
             )
 
 
@@ -275,7 +266,7 @@ def _notes(rows: Sequence[NoteRow]) -> Iterator[Block]:
         shown = both_ends(rows, _SHOWN)
         yield Table(("step", "note"), [[str(row.step), row.text] for row in shown])
         if len(shown) < len(rows):
-            yield Text([f"{len(rows) - len(shown)} more are in steps.jsonl."])
+            yield Text(f"{len(rows) - len(shown)} more are in steps.jsonl.")
 
 
 def _step(row: StepRow, incidents: dict[int, list[str]], folder: str) -> list[str]:
@@ -314,5 +305,5 @@ def _environment(info: RunInfo | None) -> Iterator[Block]:
         return
     yield Heading("Environment")
     facts = ", ".join(f"{name} {value}" for name, value in info.environment.items())
-    yield Text([f"Started {info.started}; {facts}."])
+    yield Text(f"Started {info.started}; {facts}.")
     yield Code(json.dumps(info.config, default=str), "json")

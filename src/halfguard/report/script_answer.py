@@ -51,7 +51,7 @@ def _title(answer: ScriptAnswer) -> str:
 
 def _code(answer: ScriptAnswer) -> Iterator[Block]:
     if answer.code:
-        yield Text([f"{answer.code} {entry(answer.code).name}: {entry(answer.code).title}"])
+        yield Text(f"{answer.code} {entry(answer.code).name}: {entry(answer.code).title}")
 
 
 def _without_secrets(answer: ScriptAnswer) -> ScriptAnswer:
@@ -71,19 +71,19 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
         if math.isnan(answer.loss) and answer.bad_backward
         else f" Loss {answer.loss:.6g}{scale}."
     )
-    yield Text([Mono(answer.script), f"{_ran(answer)} Then {answer.event}.{number}"])
+    yield Text(Mono(answer.script), f"{_ran(answer)} Then {answer.event}.{number}")
     if answer.rank is not None:
-        yield Text([f"It began on rank {answer.rank}."])
+        yield Text(f"It began on rank {answer.rank}.")
     if answer.loss_scale:
-        yield Text([f"Scaler: {answer.loss_scale}."])
+        yield Text(f"Scaler: {answer.loss_scale}.")
     if answer.error:
-        yield Text([f"The script ended with {answer.error}"])
+        yield Text(f"The script ended with {answer.error}")
     if answer.repeated:
-        yield Text([answer.repeated])
+        yield Text(answer.repeated)
     if answer.culprit is not None:
         yield from origin_blocks(answer.culprit)
         if answer.exact:
-            yield Text([answer.exact])
+            yield Text(answer.exact)
     if answer.trials:
         yield from _trials(answer.trials)
     yield from _recommendation(answer)
@@ -93,7 +93,7 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
     culprit = answer.culprit
     if culprit is None:
         yield Text(
-            ["In short: a value was NaN or Inf, but the operation that returned it is unknown."]
+            "In short: a value was NaN or Inf, but the operation that returned it is unknown."
         )
         return
     subject = culprit.op if culprit.kind == "op" else culprit.name
@@ -105,16 +105,14 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
     )
     place = [" at ", Mono(culprit.place)] if culprit.file else []
     yield Text(
-        [
-            f"In short: the {kind} " if kind else "In short: ",
-            Mono(subject),
-            f" {did}, ",
-            *module_parts(culprit.module),
-            *place,
-            *([f": {answer.reason}"] if answer.reason else []),
-            *([". The cause is at ", Mono(answer.cause)] if answer.cause else []),
-            f". {_FP32[answer.in_fp32]}{_fixed(answer)}",
-        ]
+        f"In short: the {kind} " if kind else "In short: ",
+        Mono(subject),
+        f" {did}, ",
+        *module_parts(culprit.module),
+        *place,
+        *([f": {answer.reason}"] if answer.reason else []),
+        *([". The cause is at ", Mono(answer.cause)] if answer.cause else []),
+        f". {_FP32[answer.in_fp32]}{_fixed(answer)}",
     )
 
 
@@ -136,7 +134,7 @@ def _fixed(answer: ScriptAnswer) -> str:
 def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
     """Yield the table of trials, without the columns that no trial fills."""
     yield Heading("What would have prevented it")
-    yield Text(["Each change was applied alone:"])
+    yield Text("Each change was applied alone:")
     columns = {
         "change": [trial.name for trial in trials],
         "step": ["good" if trial.good else "bad" for trial in trials],
@@ -164,7 +162,7 @@ def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
             "Largest scale: the largest of the loss scales tried at which the step is finite."
         )
     if said:
-        yield Text([" ".join(said)])
+        yield Text(" ".join(said))
 
 
 def _number(value: float) -> str:
@@ -176,34 +174,32 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
     if answer.cure is not None:
         yield from cure_blocks(answer.cure)
     if answer.advice:
-        yield Text([answer.advice], "bad")
+        yield Text(answer.advice, tone="bad")
         bad = answer.outcome == "non-finite value"
         tried = " because no change that could be tried fixes the step" if bad else ""
-        yield Text([f"This recommendation was not tested{tried}."])
+        yield Text(f"This recommendation was not tested{tried}.")
     elif answer.cure is None:
-        yield Text(["No fix is known."], "bad")
+        yield Text("No fix is known.", tone="bad")
 
 
 def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
     yield Heading("What happened")
     last = "" if math.isnan(answer.loss) else f" Last loss: {answer.loss:.6g}."
-    yield Text([Mono(answer.script), _ran(answer) + last])
+    yield Text(Mono(answer.script), _ran(answer) + last)
     if answer.error:
-        yield Text([answer.error], "bad")
+        yield Text(answer.error, tone="bad")
     if answer.log:
         yield Code(answer.log)
     if answer.loss_scale:
         text = f"Scaler: {answer.loss_scale}."
         if not answer.loss_scale.endswith("; 0 steps skipped"):
             text += " This is normal while the loss scale calibrates."
-        yield Text([text])
+        yield Text(text)
     if answer.headroom:
-        yield Text([answer.headroom])
+        yield Text(answer.headroom)
     if answer.swallowed:
         yield Heading("Swallowed overflow")
-        yield Text(
-            ["Values overflowed the 16-bit format, and the step continued with wrong values:"]
-        )
+        yield Text("Values overflowed the 16-bit format, and the step continued with wrong values:")
         rows = [
             [f.op, Mono(f.place), f.fault, f"{f.elements} of {f.numel}"] for f in answer.swallowed
         ]

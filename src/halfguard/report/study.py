@@ -41,14 +41,12 @@ def cost_section(study: Study, verdict: Verdict) -> Iterator[Block]:
     )
     yield Table(heads, [_stats(stats) for stats in verdict.efforts])
     if study.spec.get("command"):
-        yield Text(["Speed is the duration of the baseline's runs divided by the candidate's."])
+        yield Text("Speed is the duration of the baseline's runs divided by the candidate's.")
         return
     yield Text(
-        [
-            "Speed is the baseline's step time divided by the candidate's, measured alternately. The ",
-            "norm is the median ratio of gradient norms at the same step and seed. If it is far ",
-            "below 1, gradients vanish.",
-        ]
+        "Speed is the baseline's step time divided by the candidate's, measured alternately. The ",
+        "norm is the median ratio of gradient norms at the same step and seed. If it is far ",
+        "below 1, gradients vanish.",
     )
 
 
@@ -112,15 +110,15 @@ def _series(runs: Sequence[RunResult], name: str, field: str) -> list[Series]:
 def evidence_section(study: Study, verdict: Verdict) -> Iterator[Block]:
     """Yield every run, its environment, and the digest of the study."""
     yield Heading("Evidence")
-    yield Text(["Digest of the study ", Mono(verdict.evidence), "."])
+    yield Text("Digest of the study ", Mono(verdict.evidence), ".")
     places = {json.dumps(run.environment, sort_keys=True): run.environment for run in study.runs}
     for place in places.values():
         if place:
-            yield Text([", ".join(f"{name} {value}" for name, value in place.items())])
+            yield Text(", ".join(f"{name} {value}" for name, value in place.items()))
     rows = [_run(run, verdict.metric) for run in study.runs[:_ROWS]]
     yield Table(("run", "seed", verdict.metric, "steps", "skipped", "seconds", "failure"), rows)
     if len(study.runs) > _ROWS:
-        yield Text([f"{len(study.runs) - _ROWS} more runs are in the folder of the study."])
+        yield Text(f"{len(study.runs) - _ROWS} more runs are in the folder of the study.")
 
 
 def _run(run: RunResult, metric: str) -> list[str]:
@@ -194,9 +192,9 @@ def verdict_section(verdict: Verdict) -> Iterator[Block]:
         [_tone(row.word) for row in verdict.comparisons],
     )
     for row in verdict.comparisons:
-        yield Text([Mono(row.candidate), f": {row.word}. {row.reason}"])
+        yield Text(Mono(row.candidate), f": {row.word}. {row.reason}")
     for note in verdict.notes:
-        yield Text([f"Note: {note}"])
+        yield Text(f"Note: {note}")
 
 
 def _comparison(row: Comparison) -> list[str]:
@@ -214,13 +212,11 @@ def _comparison(row: Comparison) -> list[str]:
 def _lost_digits(reports: Mapping[str, RoundingReport]) -> Iterator[Block]:
     """Yield the lines that lose the digits of a candidate that failed."""
     for candidate, report in reports.items():
-        yield Text(
-            [Mono(candidate), f": lines that lose digits, in one step in {report.precision}:"]
-        )
+        yield Text(Mono(candidate), f": lines that lose digits, in one step in {report.precision}:")
         for found in report.findings:
-            yield Text([Mono(found.place), ": ", Mono(found.code), ". ", describe(found)], "bad")
+            yield Text(Mono(found.place), ": ", Mono(found.code), ". ", describe(found), tone="bad")
         if not report.findings:
-            yield Text([f"{str(report).capitalize()}."])
+            yield Text(f"{str(report).capitalize()}.")
 
 
 def _question(study: Study, verdict: Verdict) -> Iterator[Block]:
@@ -229,22 +225,16 @@ def _question(study: Study, verdict: Verdict) -> Iterator[Block]:
     seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in study.runs}))
     steps = max((run.steps for run in study.runs), default=0)
     length = f"{steps} steps; " if steps else ""  # a script may not report them
-    yield Text(
-        [
-            "Does ", Mono(verdict.metric), f" ({better} is better) stay within ",
+    yield Text("Does ", Mono(verdict.metric), f" ({better} is better) stay within ",
             f"{percent_label(verdict.passing)} of ", Mono(verdict.baseline),
             f"? Up to {percent_label(verdict.marginal)} is marginal, more is a failure. ",
-            f"Each seed was run in every precision ({length}seeds {seeds}).",
-        ]
-    )  # fmt: skip
+            f"Each seed was run in every precision ({length}seeds {seeds}).")  # fmt: skip
     count = len(verdict.comparisons)
     corrected = f" Corrected for {count} candidates (Holm)." if count > 1 else ""
     yield Text(
-        [
-            f"PASS, MARGINAL and FAIL are each wrong at most {percent_label(verdict.level)} of the time, ",
-            f"if the noise is not heavily skewed.{corrected} A run that breaks although the baseline ",
-            "finished is always a FAIL.",
-        ]
+        f"PASS, MARGINAL and FAIL are each wrong at most {percent_label(verdict.level)} of the time, ",
+        f"if the noise is not heavily skewed.{corrected} A run that breaks although the baseline ",
+        "finished is always a FAIL.",
     )
 
 
@@ -273,19 +263,17 @@ def checklist_table(question: str, items: Sequence[CheckItem]) -> Table:
 def _way_back(verdict: Verdict) -> Iterator[Block]:
     yield Heading("Return to FP32")
     key = len(verdict.way_back) == 1 and verdict.way_back[0].startswith("precision: ")
-    yield Text(["Set one key of the guard's configuration:" if key else "Run this command:"])
+    yield Text("Set one key of the guard's configuration:" if key else "Run this command:")
     yield Code("\n".join(verdict.way_back), "yaml" if key else "bash")
 
 
 def _signature(approval: Approval | None, *, signed: bool) -> Iterator[Block]:
     yield Heading("Sign-off")
     if approval is None:
-        yield Text(
-            ["Not signed. After reading: ", Mono("halfguard validate approve RUN --by NAME")]
-        )
+        yield Text("Not signed. After reading: ", Mono("halfguard validate approve RUN --by NAME"))
         return
     name = f"{approval.word} signed by {approval.by} on {approval.at}, evidence {approval.evidence[:12]}."
     if signed:
-        yield Text([name], _tone(approval.word))
+        yield Text(name, tone=_tone(approval.word))
     else:
-        yield Text([f"VOID: the study has changed since. {name}"], "bad")
+        yield Text(f"VOID: the study has changed since. {name}", tone="bad")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
-from unicodedata import east_asian_width
 
 from halfguard.report.blocks import clean
 
@@ -81,25 +80,12 @@ def percent_label(value: float) -> str:
 
 
 def shorten(name: str, most: int) -> str:
-    """Shorten ``name`` in the middle to at most ``most`` letters; wide East Asian letters count twice.
+    """Shorten ``name`` in the middle to at most ``most`` letters.
 
     Candidates often differ in how they end: "fp16-mixed guarded", "fp16-mixed guarded with plan".
     """
-    if display_width(name) <= most:
-        return name
-    head, tail = name, ""
-    while display_width(head) > most // 2:
-        head = head[:-1]
-    for letter in reversed(name):
-        if display_width(head) + 1 + display_width(letter + tail) > most:
-            break
-        tail = letter + tail
-    return f"{head}…{tail}"
-
-
-def display_width(text: str) -> int:
-    """Return the width of a text in letters; wide East Asian letters count twice."""
-    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+    half = most // 2
+    return name if len(name) <= most else f"{name[:half]}…{name[half + 1 - most :]}"
 
 
 def _round_numbers(low: float, high: float, count: int) -> list[float]:
@@ -171,7 +157,7 @@ def draw_legend(keys: Sequence[Key], top: float, left: float = 2.0) -> tuple[lis
     x, y = left, top + _ROW / 2
     for key in keys:
         label = shorten(clean(key.label).replace("\n", " "), 60)
-        width = _SAMPLE + LETTER * display_width(label) + 12
+        width = _SAMPLE + LETTER * len(label) + 12
         if x > left and x + width > WIDTH:
             x, y = left, y + _ROW
         parts.append(f'<g transform="translate({x:.1f} {y:.1f})">{key.sample}')

@@ -6,7 +6,9 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from halfguard.records.base import Record
 from halfguard.records.journal_rows import JournalRow
 from halfguard.records.step import (
     Action,
@@ -51,7 +53,7 @@ class Timeline:
         scale: float | None = None
         norms: list[float] = []
         for part in self.parts:
-            number = last_step_of(part) - first_step_of(part) + 1
+            number = part.last_step - part.first_step + 1
             counts["steps"] += number
             counts["fell"] += scale is not None and part.scale < scale
             scale = part.scale
@@ -86,27 +88,24 @@ def build_timeline(rows: Iterable[JournalRow]) -> Timeline:
     found, written, known = Timeline(), -1, 0  # known: healings before the last part
     for row in rows:
         found.closed = isinstance(row, Summary) and row.epoch is None
-        if isinstance(row, Summary):
-            if row.epoch is not None:
-                found.epochs[row.epoch] = row
-            continue
-        if isinstance(row, HealthRow):
-            found.warnings[row.warning] = row
-            continue
-        if isinstance(row, WatchRow):
-            found.watched[row.step] = row
-            continue
-        if isinstance(row, HealingRow):
-            found.healings.append(row)
-            continue
-        if isinstance(row, NoteRow):
-            found.notes.append(row)
-            continue
-        if first_step_of(row) <= written:
-            found.resumed += 1
-            found.healings = _without_undone(found.healings, known, first_step_of(row))
-        written, known = last_step_of(row), len(found.healings)
-        _insert(row, found.parts)
+        match row:
+            case Summary():
+                if row.epoch is not None:
+                    found.epochs[row.epoch] = row
+            case HealthRow():
+                found.warnings[row.warning] = row
+            case WatchRow():
+                found.watched[row.step] = row
+            case HealingRow():
+                found.healings.append(row)
+            case NoteRow():
+                found.notes.append(row)
+            case _:
+                if row.first_step <= written:
+                    found.resumed += 1
+                    found.healings = _without_undone(found.healings, known, row.first_step)
+                written, known = row.last_step, len(found.healings)
+                _insert(row, found.parts)
     # A run that was killed and resumed may have written them again, without the steps in between.
     found.healings = list(
         {(r.step, r.action, r.island, r.text): r for r in found.healings}.values()
@@ -120,31 +119,21 @@ def _without_undone(rows: list[HealingRow], known: int, step: int) -> list[Heali
     return [row for index, row in enumerate(rows) if index >= known or row.step < step]
 
 
-def first_step_of(row: StepRow | HealthyStepsRow) -> int:
-    """Return the step of a row, or the first of a group of healthy steps."""
-    return row.step if isinstance(row, StepRow) else row.first_step
-
-
-def last_step_of(row: StepRow | HealthyStepsRow) -> int:
-    """Return the step of a row, or the last of a group of healthy steps."""
-    return row.step if isinstance(row, StepRow) else row.last_step
-
-
 def _insert(row: StepRow | HealthyStepsRow, parts: list[StepRow | HealthyStepsRow]) -> None:
-    if not parts or first_step_of(row) > last_step_of(parts[-1]):
+    if not parts or row.first_step > parts[-1].last_step:
         parts.append(row)
         return
-    start = bisect_left(parts, first_step_of(row), key=last_step_of)
+    start = bisect_left(parts, row.first_step, key=attrgetter("last_step"))
     end = start
-    while end < len(parts) and first_step_of(parts[end]) <= last_step_of(row):
+    while end < len(parts) and parts[end].first_step <= row.last_step:
         end += 1
     kept: list[StepRow | HealthyStepsRow] = []
     for part in parts[start:end]:  # a group that the new row covers in part keeps the rest
-        if isinstance(part, HealthyStepsRow) and part.first_step < first_step_of(row):
-            kept.append(_cut(part, part.first_step, first_step_of(row) - 1))
-        if isinstance(part, HealthyStepsRow) and part.last_step > last_step_of(row):
-            kept.append(_cut(part, last_step_of(row) + 1, part.last_step))
-    parts[start:end] = sorted([*kept, row], key=first_step_of)
+        if isinstance(part, HealthyStepsRow) and part.first_step < row.first_step:
+            kept.append(_cut(part, part.first_step, row.first_step - 1))
+        if isinstance(part, HealthyStepsRow) and part.last_step > row.last_step:
+            kept.append(_cut(part, row.last_step + 1, part.last_step))
+    parts[start:end] = sorted([*kept, row], key=attrgetter("first_step"))
 
 
 def _cut(part: HealthyStepsRow, first: int, last: int) -> HealthyStepsRow:
@@ -193,20 +182,24 @@ class RunReport:
 
     def to_json(self) -> str:
         """Return one JSON object, with rows as in the journal."""
+        timeline = self.timeline
+        rows: dict[str, Iterable[Record]] = {
+            "unusual": timeline.unusual,
+            "epochs": timeline.epochs.values(),
+            "warnings": timeline.warnings.values(),
+            "watched": timeline.watched.values(),
+            "healings": timeline.healings,
+            "notes": timeline.notes,
+        }
         body = {
             "kind": "run_report",
             "schema_version": 1,
             "run": self.name,
             "info": None if self.info is None else json.loads(self.info.to_json()),
-            "closed": self.timeline.closed,
-            "resumed": self.timeline.resumed,
-            "summary": json.loads(self.timeline.summary().to_json()),
-            "unusual": [json.loads(row.to_json()) for row in self.timeline.unusual],
-            "epochs": [json.loads(row.to_json()) for row in self.timeline.epochs.values()],
-            "warnings": [json.loads(r.to_json()) for r in self.timeline.warnings.values()],
-            "watched": [json.loads(r.to_json()) for r in self.timeline.watched.values()],
-            "healings": [json.loads(row.to_json()) for row in self.timeline.healings],
-            "notes": [json.loads(row.to_json()) for row in self.timeline.notes],
+            "closed": timeline.closed,
+            "resumed": timeline.resumed,
+            "summary": json.loads(timeline.summary().to_json()),
+            **{name: [json.loads(row.to_json()) for row in part] for name, part in rows.items()},
             "incidents": [name for names in self.incidents.values() for name in names],
             "problems": list(self.problems),
         }

@@ -80,6 +80,12 @@ CASES = [
     (lambda: torch.full((70,), 1000.0, dtype=half).sum(), "the sum reaches 70000, and the largest"),
     (lambda: torch.full((2,), 1e6).half(), "numbers up to 1e+06 are cast to float16"),
     (lambda: 1 / (numbers(1e-4) * numbers(1e-4)), "the product is too small for float16"),
+    (lambda: torch.ones(2) / numbers(0.0, 0.0, 2.0, 3.0).view(2, 2).sum(1), "are added are all 0"),
+    (lambda: torch.ones(3).sub(1.0) / torch.ones(3).std(), "the deviation of equal numbers is 0"),
+    (
+        lambda: functional.normalize(zeros(half).detach(), eps=1e-12),
+        "the limit 1e-12 of clamp is 0",
+    ),
     (lambda: numbers(-1.0).sqrt(), "it is given negative numbers"),
 ]
 

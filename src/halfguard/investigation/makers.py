@@ -163,6 +163,8 @@ def _counted(args: Sequence[Any], out: Tensor) -> str:
         return "a sum over nothing is 0"
     if given.dtype == torch.bool or bool(((given == 0) | (given == 1)).all()):
         return "a count is 0, because nothing is selected there"
+    if bool((given.abs().sum(*args[1:2]) == 0).any()):
+        return "the numbers that are added are all 0"
     return ""
 
 
@@ -172,8 +174,12 @@ def _saturated(_args: Sequence[Any], out: Tensor) -> str:
     return f"a result is rounded to {ends} in {_name(out)}" if ends else ""
 
 
-def _of_zeros(_args: Sequence[Any], out: Tensor) -> str:
-    return "the norm of a vector of zeros is 0" if bool((out == 0).any()) else ""
+def _at_zero(text: str) -> Callable[[Sequence[Any], Tensor], str]:
+    return lambda _args, out: text if bool((out == 0).any()) else ""
+
+
+_NORM = _at_zero("the norm of a vector of zeros is 0")
+_SPREAD = _at_zero("the deviation of equal numbers is 0")
 
 
 _COUNTS = ("sum", "count_nonzero")
@@ -194,6 +200,9 @@ _LOOKS: dict[str, Callable[[Sequence[Any], Tensor], str]] = {
     "softmax": _saturated,
     "tanh": _saturated,
     "exp": _saturated,
-    "linalg_vector_norm": _of_zeros,
-    "norm": _of_zeros,
+    "linalg_vector_norm": _NORM,
+    "norm": _NORM,
+    "std": _SPREAD,
+    "var": _SPREAD,
+    "relu": _at_zero("relu returns 0"),
 }

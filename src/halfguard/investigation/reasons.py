@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from halfguard.investigation.makers import Maker, Makers
-from halfguard.investigation.passes import Reason
+from halfguard.investigation.passes import HALF_NAMES, Reason
 from halfguard.records.autopsy import Culprit
 from halfguard.tracing.call_arguments import Call, tensors_in
 
@@ -107,6 +107,12 @@ def _division(bad: BadCall) -> Iterator[Reason]:
         least = float(by.abs().min())
         text = f"it divides by numbers down to {least:.3g}, and the quotient, up to {bad.exact:.3g}"
         yield _why(bad, by, f"{text}, is beyond the range of {bad.dtype}")
+
+
+def _step_of_optimizer(bad: BadCall) -> Iterator[Reason]:
+    if any(bool((by == 0).any()) for by in tensors_in(bad.argument(2))):
+        what = f", where its eps is 0 in {bad.dtype}" if bad.dtype in HALF_NAMES else ""
+        yield Reason(text=f"the step of the optimizer divides by 0{what}")
 
 
 def _outside(what: str, flags: Callable[[Tensor], Tensor]) -> Callable[[BadCall], Iterator[Reason]]:
@@ -254,6 +260,7 @@ _DERIVATIVES: dict[str, Callable[[BadCall], Iterator[Reason]]] = {
 }
 _RULES: dict[str, Callable[[BadCall], Iterator[Reason]]] = {
     **dict.fromkeys(("div", "reciprocal", "remainder", "fmod"), _division),
+    **dict.fromkeys(("addcdiv", "_foreach_addcdiv"), _step_of_optimizer),
     **dict.fromkeys(("log", "log2", "log10", "rsqrt"), lambda bad: chain(_ZERO(bad), _NEGATIVE(bad))),
     "log1p": _outside("-1 or less", lambda x: x <= -1),
     "sqrt": _NEGATIVE,

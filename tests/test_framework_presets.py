@@ -62,7 +62,7 @@ def test_what_a_framework_does_by_itself_on_a_cpu_is_what_the_text_says(
 ) -> None:
     text, config = framework_text(name, framework), GuardConfig.load(name)
     if framework not in WITHOUT_FP16_ON_A_CPU:
-        assert "runs in FP16 for real" in text  # the test above has run it on this CPU
+        assert "really runs in FP16" in text  # the test above has run it on this CPU
         return
     assert "trains in FP32; the guard warns" in text
     seen = runs[framework, name, True]

@@ -180,7 +180,7 @@ def test_a_halt_comes_late_and_names_the_step() -> None:
     late.run([GOOD, GOOD])
     late.run([BAD] * 3)
     before = late.weights()
-    with pytest.raises(TrainingHaltedError, match="step 4 \\(3 bad steps in a row\\)"):
+    with pytest.raises(TrainingHaltedError, match="step 4 \\(3 consecutive failed steps\\)"):
         late.run([BAD] * (LAG + 1))
     assert same(before, late.weights())
 

@@ -339,7 +339,7 @@ def test_an_optimizer_that_steps_in_the_backward_pass_is_refused_at_the_first_st
     guard = Guard(model, SGD(model.parameters(), lr=0.1), SMALL)
     with pytest.raises(UsageError, match="backward pass changed the weights"):
         guard.step(loss_fn, torch.randn(2, 4))
-    with pytest.raises(UsageError, match="half applied"):
+    with pytest.raises(UsageError, match="partly applied"):
         guard.step(loss_fn, torch.randn(2, 4))
 
 

@@ -184,7 +184,7 @@ def test_what_cannot_be_guarded_is_said_at_once() -> None:
     model = make("transformer")
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    with pytest.raises(UsageError, match="follows a metric"):
+    with pytest.raises(UsageError, match="needs a metric"):
         Guard(model, optimizer, scheduler=plateau)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no parameters"):
         Guard(nn.Flatten(), optimizer)
@@ -380,4 +380,4 @@ def test_closing_an_open_step_is_reported(caplog: pytest.LogCaptureFixture) -> N
     for batch in batches(3):
         guard.step(loss_fn, batch)
     guard.close()
-    assert "3 of 4 micro-batches were computed and are dropped" in caplog.text
+    assert "3 of 4 micro-batches were computed and are discarded" in caplog.text

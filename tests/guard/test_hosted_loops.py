@@ -78,7 +78,7 @@ def test_gradients_that_were_unscaled_and_kept_are_refused() -> None:
     scaler.scale(loss_of(model, HEALTHY)).backward()
     scaler.unscale_(optimizer)
     guard.begin(HEALTHY)
-    with pytest.raises(UsageError, match="gradients of two different scales"):
+    with pytest.raises(UsageError, match="gradients with a different scale"):
         scaler.scale(loss_of(model, HEALTHY))
 
 
@@ -143,7 +143,7 @@ def test_a_loss_that_a_repetition_would_not_compute_is_skipped(
     scaler.step(optimizer)
     assert guard.last.action is Action.SKIP
     assert torch.equal(moved(model), torch.zeros(1, 4))
-    assert "its loss was changed after it or made of several" in caplog.text
+    assert "its loss was changed afterwards or combined from several" in caplog.text
 
 
 def test_a_second_backward_pass_of_a_batch_is_not_repeated() -> None:

@@ -254,7 +254,7 @@ def test_state_that_was_nan_before_the_step_is_the_cause() -> None:
     for _ in range(3):
         guard.step(loss, torch.ones(1, WIDTH))
     bank["keys"] = torch.full((WIDTH,), torch.nan)
-    with pytest.raises(TrainingHaltedError, match=r"bad_weights: bank\['keys'\] held NaN"):
+    with pytest.raises(TrainingHaltedError, match=r"bad_weights: bank\['keys'\] contained NaN"):
         guard.step(loss, torch.ones(1, WIDTH))
 
 

@@ -232,6 +232,6 @@ def test_a_run_that_only_has_nan_gradients_ends_with_the_truth() -> None:
     with pytest.raises(TrainingHaltedError) as caught:
         guard.step(distance, bad)
     text = str(caught.value)
-    assert "gradients held NaN" in text
-    assert "The loss scale was 1, which enlarges nothing" in text
+    assert "gradients contained NaN" in text
+    assert "The loss scale was 1, which does not enlarge gradients" in text
     assert "floor" not in text

@@ -331,7 +331,10 @@ def test_a_rate_of_none_is_left_alone(
         assert guard.step(loss_fn, GOOD).applied
     actions = [guard.step(loss_fn, BAD).action for _ in range(2)]
     assert actions[-1] is Action.ROLL_BACK
-    assert "OwnRate sets its own learning rate (lr=None), which is not cut" in caplog.text
+    assert (
+        "OwnRate chooses its own learning rate (lr=None), which recovery does not reduce"
+        in caplog.text
+    )
     assert guard.step(loss_fn, GOOD).applied
     assert optimizer.param_groups[0]["lr"] is None
     guard.load_state_dict(guard.state_dict())
@@ -441,7 +444,7 @@ def test_a_scheduler_that_cannot_work_is_refused_at_construction() -> None:
             Guard(model, first, config, scheduler=scheduler)
         assert caught.value.cure
 
-    refused([own, L.ReduceLROnPlateau(first)], "follows a metric")
+    refused([own, L.ReduceLROnPlateau(first)], "needs a metric")
     refused(TimmLike(), r"no step\(\) without arguments")
     refused("cosine", r"no step\(\) without arguments")
     refused([own, own], "would step twice")

@@ -159,7 +159,7 @@ def outcome(name: str, accumulate: int, *, retry: bool, point: str, at: int, exp
     try:
         run.steps(AFTER)
     except UsageError as error:
-        return "refused" if "half applied" in str(error) else f"{type(error).__name__}: {error}"
+        return "refused" if "partly applied" in str(error) else f"{type(error).__name__}: {error}"
     found = run.state()
     return next((word for word, state in expected.items() if same(state, found)), "different")
 
@@ -277,8 +277,8 @@ def test_an_interrupt_before_the_first_change_is_forgotten_and_one_after_it_is_r
     optimizer.step = lambda *_: interrupted(True)
     with pytest.raises(KeyboardInterrupt) as caught:
         guard.step(squares, torch.randn(2, 4))
-    assert "half applied" in caught.value.__notes__[0]
-    with pytest.raises(UsageError, match="half applied"):
+    assert "partly applied" in caught.value.__notes__[0]
+    with pytest.raises(UsageError, match="partly applied"):
         guard.step(squares, torch.randn(2, 4))
     guard.load_state_dict(guard.state_dict())
     assert guard.step(squares, torch.randn(2, 4)).applied

@@ -37,7 +37,7 @@ def test_a_skipped_step_is_found_in_what_the_tracker_wrote(tracker: str, tmp_pat
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=720, check=False
     )
     assert run.returncode == 0, run.stderr
-    assert "the function given as log raised" not in run.stderr
+    assert "the function passed as log raised" not in run.stderr
     rows = json.loads(run.stdout.splitlines()[-1])
     assert list(rows) == ["0", "5", str(BAD_STEP), "10"]
     assert all(set(row) == set(METRICS) for row in rows.values())

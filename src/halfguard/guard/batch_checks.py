@@ -71,10 +71,10 @@ _INPUTS = frozenset({"input_ids", "token_type_ids", "attention_mask", "position_
 class BatchFault(StrEnum):
     """The reason why no finite loss can be expected of a batch."""
 
-    MASK = "a row of its attention mask masks every position"
-    NONFINITE = "it holds NaN or infinity"
-    LABELS = "every label is one that the loss ignores"
-    EMPTY = "one of its tensors is empty, and the mean of no element is NaN"
+    MASK = "its attention mask masks every position of a row"
+    NONFINITE = "it contains NaN or Inf"
+    LABELS = "the loss ignores every label"
+    EMPTY = "one of its tensors is empty, and the mean of an empty tensor is NaN"
 
 
 def find_batch_fault(batch: Any, loss: float) -> BatchFault | None:

@@ -36,7 +36,9 @@ class ScaleConfig(_Section):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if not self.floor <= self.init:
-            raise ValueError(f"floor <= init is needed, got {self.floor:g} and {self.init:g}")
+            raise ValueError(
+                f"scale.floor must not exceed scale.init, got {self.floor:g} and {self.init:g}"
+            )
         return self
 
 
@@ -54,14 +56,15 @@ class SkipConfig(_Section):
 
     on_nonfinite: Literal["skip", "retry_fp32", "raise"] = "skip"
     retry_memory: Literal["full", "half"] = Field(
-        default="full", description="half: repeats save tensors in host memory"
+        default="full", description="half: repeated steps save tensors in host memory"
     )
     max_grad_norm: float | None = Field(default=None, gt=0, description="skip above it")
     max_consecutive: int = Field(
-        default=10, ge=1, description="bad steps in a row before a rollback or halt"
+        default=10, ge=1, description="consecutive failed steps before a rollback or halt"
     )
     strict: bool = Field(
-        default=False, description="raise if a step changes something that no repeat can restore"
+        default=False,
+        description="raise an error if a step changes state that a repeat cannot restore",
     )
 
 
@@ -90,21 +93,24 @@ class IncidentConfig(_Section):
     """The record of bad steps in ``run_dir``, from which they can be repeated elsewhere."""
 
     keep: int = Field(
-        default=4, ge=1, description="number of incidents to keep; later ones are not saved"
+        default=4, ge=1, description="maximum number of incidents; later ones are not saved"
     )
-    weights: bool = Field(default=True, description="save them; False if you keep checkpoints")
+    weights: bool = Field(
+        default=True,
+        description=("save the weights with an incident; False if you keep checkpoints"),
+    )
 
 
 class WatchConfig(_Section):
     """A look inside single steps while training runs: headroom, lost updates, swallowed overflow."""
 
-    every: int = Field(default=200, ge=1, description="one sampled step in each interval")
+    every: int = Field(default=200, ge=1, description="steps per interval, of which one is sampled")
 
 
 class VerifyConfig(_Section):
     """Healthy steps that are run again and compared bit by bit, to see a machine that computes wrongly."""
 
-    every: int = Field(default=1000, ge=1, description="steps between two that are repeated")
+    every: int = Field(default=1000, ge=1, description="steps between two verified steps")
 
 
 class HealConfig(_Section):
@@ -120,7 +126,7 @@ class GuardConfig(_Section):
     OTHER_NAMES: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("use_amp", "use_mixed_precision", "mixed_precision", "amp", "fp16"),
-            "precision: fp16-mixed (fp32 switches it off, auto chooses by the device)",
+            "precision: fp16-mixed (fp32 disables it, auto chooses by device)",
         ),
         "bf16": "precision: bf16-mixed",
         **dict.fromkeys(
@@ -138,7 +144,8 @@ class GuardConfig(_Section):
     }
 
     precision: PrecisionName = Field(
-        default="fp16-mixed", description="or 'auto': chosen by the device when this is read"
+        default="fp16-mixed",
+        description="or 'auto': chosen by device when the configuration is read",
     )
     scale: ScaleConfig = ScaleConfig()
     clip: ClipConfig | None = None
@@ -156,11 +163,14 @@ class GuardConfig(_Section):
     )
     strict: bool = Field(
         default=False,
-        description="adapters raise at the start if the model runs in other dtypes than declared",
+        description=(
+            "adapters raise an error at the start if the model runs in different dtypes from the declared "
+            "ones"
+        ),
     )
     privacy: bool = Field(
         default=False,
-        description="keep what batches hold, and their descriptions, out of files, logs and errors",
+        description="keep the contents and descriptions of batches out of files, logs and errors",
     )
 
     @field_validator("precision", mode="before")
@@ -171,7 +181,9 @@ class GuardConfig(_Section):
         try:
             torch = import_module("torch")  # only here: a configuration is read without it
         except ModuleNotFoundError as error:
-            raise ValueError("'auto' needs torch, to see the device; name a precision") from error
+            raise ValueError(
+                "'auto' needs torch to detect the device; specify a precision"
+            ) from error
         from halfguard.hardware.choice import choose_precision  # noqa: PLC0415 - as torch
 
         return choose_precision(torch)
@@ -180,11 +192,11 @@ class GuardConfig(_Section):
     def _possible(self) -> Self:
         if self.precision == "fp16-weights" and self.skip.on_nonfinite == "retry_fp32":
             raise ValueError(
-                "skip.on_nonfinite='retry_fp32' needs FP32 weights to repeat a step with, and "
-                "precision='fp16-weights' has none in the model; use 'skip', or 'fp16-mixed'"
+                "skip.on_nonfinite='retry_fp32' needs FP32 weights in the model, which "
+                "precision='fp16-weights' does not have; use 'skip' or 'fp16-mixed'"
             )
         if self.precision == "fp16-weights" and self.verify is not None:
-            raise ValueError("verify needs gradients in the model, and master weights collect them")
+            raise ValueError("verify needs gradients in the model, but master weights collect them")
         return self
 
     @classmethod

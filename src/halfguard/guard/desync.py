@@ -135,7 +135,7 @@ class Divergence:
 
     def __str__(self) -> str:
         if not self.ranks:
-            return "checksums differed, but tensors were equal when they were compared again"
+            return "the checksums differed, but the tensors were equal in a second comparison"
         who = ", ".join(map(str, self.ranks[:_REPORTED]))
         more = f" and {len(self.ranks) - _REPORTED} more" if len(self.ranks) > _REPORTED else ""
         ranks = f"rank {who}" if len(self.ranks) == 1 else f"ranks {who}{more}"

@@ -25,9 +25,9 @@ def halt_error(
     row: StepRow, explanation: Explanation, batches: Sequence[str], *, streak: int = 1
 ) -> TrainingHaltedError:
     """Return the error that ends a run at this step; ``batches`` describes them."""
-    parameters = ", ".join(row.culprits) or "none is larger than the others"
+    parameters = ", ".join(row.culprits) or "no parameter stands out"
     ranks = ", ".join(map(str, row.ranks))
-    in_a_row = f" ({streak} bad steps in a row)" if streak > 1 else ""
+    in_a_row = f" ({streak} consecutive failed steps)" if streak > 1 else ""
     lines = [
         f"Training was stopped at epoch {row.epoch}, batch {row.batch}, step {row.step}{in_a_row}:",
         f"{row.code} {row.cause}: {explanation.evidence}",
@@ -44,10 +44,10 @@ def describe_recovery(rollbacks: int, remedies: Sequence[str]) -> str:
     """Return sentences about what recovery tried before it gave up."""
     times = "1 time" if rollbacks == 1 else f"{rollbacks} times"
     ladder = f", then tried {', '.join(remedies)}" if remedies else ""
-    return f"Recovery rolled back {times}{ladder}. The fault came back each time."
+    return f"Recovery rolled back {times}{ladder}. The fault returned each time."
 
 
-_FIND = "halfguard.find_first_nonfinite, or halfguard replay of the incident, names the operation."
+_FIND = "To find the operation, use halfguard replay on the incident, or halfguard.find_first_nonfinite."
 _FORWARD = (
     "Look for log(0), 0 / 0, a division by a sum or norm of 0, a softmax over a fully masked row, or a "
     "learning rate that is too high."
@@ -72,7 +72,9 @@ def explain(
     """Explain a step that has a cause."""
     found = found or FaultReport()
     if decision.cause is not None and find_cause(seen) is None:
-        return Explanation(f"In half, {decision.cause.description}. FP32 was finite.", "")
+        return Explanation(
+            (f"In 16-bit precision, {decision.cause.description}. In FP32 the step was finite."), ""
+        )
     match decision.cause:
         case Cause.BAD_WEIGHTS:
             return _bad_weights(seen, found, config)
@@ -92,20 +94,22 @@ def _bad_weights(seen: Signals, found: FaultReport, config: GuardConfig) -> Expl
     assert found.bad_weight is not None  # noqa: S101 - the cause says so
     if found.bad_weight.is_state:
         return Explanation(
-            f"{found.bad_weight.name} held NaN before the step, and the weights are finite.",
-            "Reset it, or return to a checkpoint from before. It is a buffer, a hidden state or a memory: "
-            "find what wrote NaN to it, an earlier step or code between two steps.",
+            f"{found.bad_weight.name} contained NaN before the step, although the weights are finite.",
+            "Reset this buffer or hidden state, or return to an earlier checkpoint. Then find what wrote "
+            "NaN to it: an earlier step, or code between two steps.",
         )
     what = "gradients" if math.isfinite(seen.loss) else "the loss"
     snapshots = (
-        "" if config.recovery else " With recovery: {} the guard takes snapshots to return to."
+        ""
+        if config.recovery
+        else " With recovery: {} the guard takes snapshots that it can roll back to."
     )
     return Explanation(
-        f"The parameter {found.bad_weight.name} held {found.bad_weight.value} before the step, so {what} "
-        "could not be finite.",
-        "Return to a checkpoint from before: no step repairs such weights. An earlier update broke them (a "
-        "learning rate that is too high, an eps that is 0 in half), or code that writes to weights."
-        f"{snapshots}",
+        f"The parameter {found.bad_weight.name} contained {found.bad_weight.value} before the step, so "
+        f"{what} could not be finite.",
+        "Return to an earlier checkpoint, because later steps cannot repair such weights. The cause is an "
+        "earlier update (a learning rate that is too high, an eps that is 0 in float16) or code that "
+        f"writes to weights.{snapshots}",
     )
 
 
@@ -113,14 +117,14 @@ def _bad_batch(
     decision: Decision, seen: Signals, found: FaultReport, config: GuardConfig
 ) -> Explanation:
     what = found.batch_fault or BatchFault.NONFINITE
-    evidence = f"{_loss(decision, seen, config)}, and the batch itself is bad: {what}"
+    evidence = f"{_loss(decision, seen, config)}, and the batch itself is invalid: {what}"
     if what is BatchFault.LABELS:
         evidence += f" (ignore_index {IGNORED})"
     if what is BatchFault.MASK:
         return Explanation(
             f"{evidence}.",
-            "A softmax over such a row is 0 / 0. Remove these rows, or let the model leave them out. If it "
-            f"does so already, the cause is another one, which the guard does not know. {_FIND}",
+            "A softmax over such a row is 0 / 0. Remove these rows, or exclude them in the model. If the "
+            f"model already excludes them, the guard does not know the cause. {_FIND}",
         )
     return Explanation(f"{evidence}.", Cause.BAD_BATCH.advice)
 
@@ -129,34 +133,34 @@ def _forward(
     decision: Decision, seen: Signals, found: FaultReport, config: GuardConfig
 ) -> Explanation:
     checked = "weights and batch are" if found.batch_known else "the weights are"
-    unknown = "" if found.batch_known else " The batch is not known to the guard."
+    unknown = "" if found.batch_known else " The guard does not know the batch."
     evidence = f"{_loss(decision, seen, config)}, and {checked} finite.{unknown}"
     unavoidable = _unavoidable(decision, config)
     if unavoidable:
         return Explanation(evidence, f"{unavoidable} {_FORWARD} {_FIND}")
     if math.isinf(seen.loss):
         why = (
-            "Half ends at 65504: keep the module that exceeds it in FP32; halfguard plan finds it. Or it is "
-            "infinite in FP32 as well: log(0), 1 / 0."
+            "Either a value exceeded the FP16 maximum of 65504 (keep that module in FP32; halfguard plan "
+            "finds it), or the loss is Inf in FP32 as well, as with log(0) or 1 / 0."
         )
     else:
         why = (
-            "NaN is inf - inf, 0 * inf or 0 / 0: after an overflow in half, or in FP32 as well (log(0), a "
-            "fully masked row, a learning rate that is too high)."
+            "NaN results from Inf - Inf, 0 * Inf or 0 / 0, either after an overflow in FP16 or in FP32 as "
+            "well (log(0), a fully masked row, a learning rate that is too high)."
         )
     return Explanation(evidence, f"No loss scale prevents this. {why} {_try_fp32(config)} {_FIND}")
 
 
 def _gradients(decision: Decision, seen: Signals, config: GuardConfig) -> Explanation:
-    held = "NaN" if math.isnan(seen.grad_norm) else "infinity, and no NaN"
-    evidence = f"The loss was finite, but gradients held {held}{_in_fp32(decision)}."
+    held = "NaN" if math.isnan(seen.grad_norm) else "Inf but no NaN"
+    evidence = f"The loss was finite, but the gradients contained {held}{_in_fp32(decision)}."
     unavoidable = _unavoidable(decision, config)
     if unavoidable:
         return Explanation(evidence, f"{unavoidable} {_BACKWARD} {_FIND}")
     scale, floor = f"{seen.scale:g}", f"{config.scale.floor:g}"
     if decision.scale is not None:
         return Explanation(
-            f"{evidence} At lower loss scales than {scale}, down to 1, they held NaN as well, while other "
+            f"{evidence} They also contained NaN at lower loss scales than {scale}, down to 1, while other "
             "steps were applied.",
             f"No loss scale prevents this. {_BACKWARD} {_try_fp32(config)} {_FIND}",
         )
@@ -167,18 +171,20 @@ def _gradients(decision: Decision, seen: Signals, config: GuardConfig) -> Explan
     if seen.scale > 1:
         return Explanation(
             f"{evidence} The loss scale is at its floor of {floor}.",
-            f"Lower scale.floor, so that the scale can fall. {_try_fp32(config)}",
+            f"Lower scale.floor so that the scale can decrease further. {_try_fp32(config)}",
         )
     return Explanation(
-        f"{evidence} The loss scale was {scale}, which enlarges nothing.",
-        "No loss scale prevents this. Either gradients leave the range of half by themselves, so that the "
-        "layers of these parameters must be kept in FP32; or they are not finite in FP32 either. "
-        f"{_BACKWARD} {_try_fp32(config)} {_FIND}",
+        f"{evidence} The loss scale was {scale}, which does not enlarge gradients.",
+        "No loss scale prevents this. Either the unscaled gradients overflow FP16 and the layers of these "
+        f"parameters must stay in FP32, or the gradients are not finite in FP32 either. {_BACKWARD} "
+        f"{_try_fp32(config)} {_FIND}",
     )
 
 
 def _spike(cause: Cause, seen: Signals, config: GuardConfig) -> Explanation:
-    follows = "" if config.spike is None else f", which follows the last {WINDOW} applied steps"
+    follows = (
+        "" if config.spike is None else f", which is computed from the last {WINDOW} applied steps"
+    )
     if cause is Cause.LOSS_SPIKE:
         return Explanation(
             f"The loss was {seen.loss:.4g}, above its limit of {seen.limits.loss:.4g}{follows}.",
@@ -186,11 +192,11 @@ def _spike(cause: Cause, seen: Signals, config: GuardConfig) -> Explanation:
         )
     if not math.isfinite(seen.grad_norm):
         return Explanation(
-            "Every gradient was finite, but the norm of all was not: it left the range of float32.",
-            "Lower the learning rate, or the weight of a loss term that is far too large.",
+            "Every gradient was finite, but the norm of all gradients overflowed float32.",
+            "Lower the learning rate, or the weight of a loss term that is too large.",
         )
     norm, fixed = f"The gradient norm was {seen.grad_norm:.4g}", config.skip.max_grad_norm
-    warm_up = "Lower the learning rate, or warm it up for longer;"
+    warm_up = "Lower the learning rate, use a longer warmup, or"
     if fixed is not None and seen.grad_norm > fixed:
         return Explanation(
             f"{norm}, above skip.max_grad_norm of {fixed:g}.",
@@ -203,7 +209,7 @@ def _spike(cause: Cause, seen: Signals, config: GuardConfig) -> Explanation:
 
 
 def _loss(decision: Decision, seen: Signals, config: GuardConfig) -> str:
-    value = "NaN" if math.isnan(seen.loss) else "infinite"
+    value = "NaN" if math.isnan(seen.loss) else "Inf"
     scaled = " before it was scaled" if Precision(config.precision).needs_loss_scale else ""
     return f"The loss was {value}{scaled}{_in_fp32(decision)}"
 
@@ -215,7 +221,7 @@ def _in_fp32(decision: Decision) -> str:
 def _unavoidable(decision: Decision, config: GuardConfig) -> str:
     """Return a sentence if FP32 is known to have the fault as well."""
     if decision.failed_in_fp32:
-        return "The step was repeated in FP32 and failed there too, so no precision prevents this."
+        return "The step was repeated in FP32 and failed again, so no precision prevents this."
     if config.precision == "fp32":
         return "This step ran in FP32, so no other precision prevents this."
     if config.precision == "bf16-mixed":
@@ -226,10 +232,10 @@ def _unavoidable(decision: Decision, config: GuardConfig) -> str:
 def _try_fp32(config: GuardConfig) -> str:
     """Return how to find out whether FP32 has the fault as well."""
     if config.skip.on_nonfinite == "retry_fp32":
-        return "Whether FP32 would have been finite is not known: the step could not be repeated."
+        return "It is unknown whether the step is finite in FP32, because it could not be repeated."
     if config.precision == "fp16-weights":
-        return "Whether FP32 is finite is not known; halfguard replay of the incident tries it."
+        return "It is unknown whether the step is finite in FP32; halfguard replay tests this."
     return (
-        "Whether FP32 is finite is not known; skip.on_nonfinite='retry_fp32' (with guard.step) repeats such "
-        "steps in FP32, and shows it."
+        "It is unknown whether the step is finite in FP32. To find out, set skip.on_nonfinite='retry_fp32', "
+        "which repeats such steps in FP32 (with guard.step)."
     )

@@ -35,7 +35,7 @@ class BadWeight:
     """The first parameter that was not finite before the step, or other state of the model with NaN."""
 
     name: str
-    value: str  # "NaN" or "infinity"
+    value: str  # "NaN" or "Inf"
     is_state: bool = False  # a buffer, a hidden state, a memory
 
 
@@ -122,7 +122,7 @@ def find_bad_weight(
     for position, code in sorted(zip(positions, codes.tolist(), strict=True)):
         name, parameter = named[position]
         if code == 1 or (code and parameter.requires_grad and not nan_only):
-            return BadWeight(name, "NaN" if code == 1 else "infinity")
+            return BadWeight(name, "NaN" if code == 1 else "Inf")
     return None
 
 

@@ -73,7 +73,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("halfguard")
 
 _HALF_APPLIED = (
-    "An earlier step raised after its optimizer had changed some weights: it is half applied."
+    "An earlier step raised an error after its optimizer had changed some weights, so it is only partly "
+    "applied."
 )
 _RELOAD = (
     "Load a checkpoint of model and optimizer and call guard.load_state_dict(), or guard.resume()."
@@ -195,14 +196,14 @@ class Guard:
         if found is None and not self._told_unverifiable:
             self._told_unverifiable = True
             self.note(
-                "verify: two repeats of a healthy step differ from each other: an operation does not give "
-                "the same bits twice (torch.use_deterministic_algorithms). This is reported once."
+                "verify: two repeats of a healthy step differ because an operation is not deterministic "
+                "(see torch.use_deterministic_algorithms). This is reported once."
             )
         elif found:
             where = self._places(found)
             self.note(
-                "verify: a finite step differs from two repeats of it, which are bit by bit the same "
-                f"({where}). It is applied. If it comes again, test that machine."
+                "verify: a finite step differs from two repeats, which are bit-identical to each other "
+                f"({where}). The step is applied. If this happens again, test the hardware of that machine."
             )
 
     def _loss(self, micro: MicroBatch, batch: Any) -> Tensor:
@@ -291,15 +292,17 @@ class Guard:
         """
         if not self._batches.micro_batches:
             raise UsageError(
-                "update() was called without a backward() since the last one.",
-                cure="Call backward() and update(optimizer) for one optimizer, then for the next; or call "
-                "update() once for all.",
+                "update() was called without a backward() since the last update().",
+                cure=(
+                    "Call backward() and update(optimizer) for each optimizer in turn, or call update() "
+                    "once for all optimizers."
+                ),
             )
         if self._batches.gradients_held_back:
             raise UsageError(
                 f"update() was called after {len(self._batches.micro_batches)} of {self.config.accumulate} "
-                "micro-batches, but ranks reduce gradients only with the last one.",
-                cure="Leave the step open: the first batches of the next epoch complete it.",
+                "micro-batches, but ranks reduce gradients only with the last micro-batch.",
+                cure="Leave the step open. The first batches of the next epoch complete it.",
             )
         with self._transaction:
             return self._update(self.optimizers if optimizer is None else [optimizer])
@@ -314,7 +317,7 @@ class Guard:
         """
         if self._healing is None:
             raise UsageError(
-                "guard.audit() heals what it finds, and heal is off.",
+                "guard.audit() needs heal, which is disabled.",
                 cure="Set heal: {} in the configuration, or call halfguard.audit(fn, model).",
             )
         micro = self._micro_batch(loss_fn, batch, None)
@@ -364,8 +367,8 @@ class Guard:
         """Write everything to the journal, and return the counts of the whole run."""
         if self._batches.micro_batches:
             logger.warning(
-                "close: the last step is open: %d of %d micro-batches were computed and are dropped. Their "
-                "gradients were not applied.",
+                "close: the last step is incomplete. %d of %d micro-batches were computed and are "
+                "discarded; their gradients were not applied.",
                 len(self._batches.micro_batches),
                 self.config.accumulate,
             )
@@ -379,8 +382,8 @@ class Guard:
         self._process_due(everything=True)
         if self._batches.micro_batches:
             raise UsageError(
-                f"A step is open: {len(self._batches.micro_batches)} of {self.config.accumulate} "
-                "micro-batches are done, and a state_dict does not contain their gradients.",
+                f"A step is incomplete ({len(self._batches.micro_batches)} of {self.config.accumulate} "
+                "micro-batches), and a state_dict does not contain the gradients of its micro-batches.",
                 cure="Save after a call whose outcome.action is not 'accumulate'.",
             )
         return self._own_state() | {
@@ -415,7 +418,10 @@ class Guard:
         if missing:
             raise UsageError(
                 f"This is not the state of a guard: it has no {', '.join(missing)}.",
-                cure="Load what guard.state_dict() returned; the checkpoint may be of another version.",
+                cure=(
+                    "Load a dictionary that guard.state_dict() returned. The checkpoint may be from a "
+                    "different version."
+                ),
             )
         if self._takes_over_scale(state.get("precision")):
             self.scaler.load_state_dict(dict(state["scaler"]))
@@ -441,7 +447,7 @@ class Guard:
         rules = self.config.recovery
         if self._recovery is None or rules is None or rules.store != "disk":
             raise UsageError(
-                "There are no snapshots to resume from: this guard keeps none on disk.",
+                "There are no snapshots to resume from because this guard keeps none on disk.",
                 cure="Set recovery.store to 'disk' and pass run_dir.",
             )
         scale = self.scaler.state_dict()
@@ -491,8 +497,9 @@ class Guard:
     def _warn_of_lost_islands(self, state: Mapping[str, Any]) -> None:
         if self._healing is None and (state.get("healing") or {}).get("healed"):
             logger.warning(
-                "The run had made FP32 islands by itself, and heal is off now: they are in half again. "
-                "To keep them, set plan: to the plan.yaml in its run_dir, or switch heal on."
+                "heal added FP32 islands in the saved run, but heal is now disabled, so these modules are "
+                "16-bit again. To keep the islands, set plan: to the plan.yaml in its run_dir, or enable "
+                "heal."
             )
 
     def _make_incidents(
@@ -591,8 +598,11 @@ class Guard:
         fixed = [name for name in made_once if getattr(config, name) != getattr(self.config, name)]
         if fixed:
             raise UsageError(
-                f"reconfigure() cannot change {', '.join(fixed)}: it was made with the guard.",
-                cure="Make a new guard with this configuration, and load this one's state_dict() into it.",
+                f"reconfigure() cannot change {', '.join(fixed)}, which is fixed when the guard is created.",
+                cure=(
+                    "Create a new guard with this configuration, and load the state_dict() of this guard "
+                    "into it."
+                ),
             )
         self._process_due(everything=True)
         self._continue_with(config)
@@ -614,8 +624,11 @@ class Guard:
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> str:
         raise UsageError(
-            "A guard can be neither copied nor pickled: the copy would step the original's optimizer.",
-            cure="Copy model and optimizer, and make a new guard for them; save guard.state_dict().",
+            "A guard can be neither copied nor pickled because the copy would step the original's optimizer.",
+            cure=(
+                "Copy the model and the optimizer, and create a new guard for them. To save a guard, save "
+                "guard.state_dict()."
+            ),
         )
 
     # -- one step
@@ -822,8 +835,9 @@ class Guard:
             self._stepper.buffers.restore_nonfinite()
         if not self._told_statistics:
             logger.warning(
-                "step %d: running statistics became non-finite although the loss is finite, for example by "
-                "a NaN sample that the loss leaves out. They keep their former values; reported once.",
+                "step %d: running statistics became non-finite although the loss is finite, for example "
+                "because of a NaN sample that the loss ignores. They keep their previous values. This is "
+                "reported once.",
                 report.step,
             )
         self._told_statistics = True
@@ -930,9 +944,9 @@ class Guard:
         """Say which machines computed numbers that the same step does not give again. All ranks are here."""
         where = self._places(report.outcome.ranks)
         return (
-            "transient fault: run twice again as it was, with the same batch, random numbers and loss scale, "
-            f"the step is finite ({where}). The loss scale stays, and nothing is healed; if it comes again, "
-            "test that machine."
+            "transient fault: the step was finite in two unchanged repeats, with the same batch, random "
+            f"numbers and loss scale ({where}). The loss scale stays the same and no island is added. If "
+            "this happens again, test the hardware of that machine."
         )
 
     def _places(self, ranks: Sequence[int]) -> str:
@@ -953,15 +967,15 @@ class Guard:
         """Skip a step whose batch the loss function changed in place; copy batches from now on."""
         if self.config.skip.strict and not self._stepper.single_rank:  # all ranks are here
             raise UsageError(
-                f"step {report.step} cannot be repeated: it changes something, on this rank or another, "
-                "that cannot be restored. The log of that rank names it."
+                f"step {report.step} cannot be repeated because it changes state, on this rank or another, "
+                "that cannot be restored. The log of that rank names the state."
             )
         if report.batches.unrepeatable:  # reported when it was seen
             return self._skip_unrepeated(seen)
         if not self._copies_batches:
             logger.warning(
-                "step %d cannot be repeated in FP32: loss_fn changed its batch in place. Batches are copied "
-                "from now on; let loss_fn leave its batch unchanged to save the copies.",
+                "step %d cannot be repeated in FP32 because loss_fn changed its batch in place. Batches are "
+                "copied from now on. To avoid the copies, do not change the batch in loss_fn.",
                 report.step,
             )
         self._copies_batches = True
@@ -973,17 +987,17 @@ class Guard:
             return
         what = ", ".join(names[:5])
         cure = (
-            "Draw from it outside of loss_fn and pass the result in the batch, or keep a position that can "
-            "be reset, such as an index."
+            "Draw from it outside loss_fn and pass the result in the batch, or keep a position that can be "
+            "reset, such as an index."
         )
         if self.config.skip.strict and self._stepper.single_rank:
             raise UsageError(
-                f"A step cannot be repeated: it changes {what}, which cannot be restored.",
+                f"A step cannot be repeated because it changes {what}, which cannot be restored.",
                 cure=cure,
             )
         logger.warning(
-            "step %d changes %s, which cannot be restored. Bad steps are skipped instead of repeated in "
-            "FP32; this is reported once. %s",
+            "step %d changes %s, which cannot be restored. Failing steps are skipped instead of repeated in "
+            "FP32. This is reported once. %s",
             self.step_index,
             what,
             cure,
@@ -999,10 +1013,11 @@ class Guard:
                 errors[0] if not self._stepper.single_rank else errors[0].removeprefix("rank 0: ")
             )
             logger.warning(
-                "step %d could not be repeated in FP32, and is skipped: %s\nSuch steps are skipped from now "
-                "on, as without retry_fp32; this is reported once. Code that accepts 16-bit tensors only "
-                "(a fused attention, a cast to half, an assertion) can call .float() or choose another path "
-                "where torch.is_autocast_enabled() is False; out of memory needs a smaller batch.",
+                "step %d could not be repeated in FP32 and is skipped: %s\nSuch steps are skipped from now "
+                "on, as without retry_fp32. This is reported once. Code that accepts only 16-bit tensors "
+                "(fused attention, a cast to half, an assertion) can call .float() or take another path "
+                "where torch.is_autocast_enabled() is False. If the repeat ran out of memory, use a smaller "
+                "batch.",
                 report.step,
                 error.partition("\n")[0],
             )
@@ -1031,7 +1046,7 @@ class Guard:
         if decision.action is not Action.HALT or self.config.recovery is None:
             return ""
         if self._recovery is None or not self._recovery.ready:
-            return "There was no snapshot to roll back to: none was confirmed as good yet."
+            return "There was no snapshot to roll back to because none had been confirmed as good."
         ladder = policy.allowed_remedies(self._initial_config)
         return describe_recovery(self._policy.rollbacks, ladder[: self._policy.remedies])
 
@@ -1051,7 +1066,7 @@ class Guard:
 def _needs_forward_pass(setting: str) -> UsageError:
     return UsageError(
         f"{setting} must repeat the forward pass of a step, but backward(loss) gets only its result.",
-        cure=f"Call guard.step(loss_fn, batch), or leave {setting.partition('=')[0]} out.",
+        cure=f"Call guard.step(loss_fn, batch), or disable {setting.partition('=')[0]}.",
     )
 
 

@@ -41,7 +41,7 @@ class GuardScaler(torch.amp.GradScaler):
         # What is not here is torch's own state, which getters and private callers read.
         guard = vars(self).get("guard")
         if guard is None:
-            raise AttributeError(f"This GuardScaler has no guard yet, and so no {name}.")
+            raise AttributeError(f"This GuardScaler has no guard yet, so it has no {name}.")
         return getattr(guard.scaler, name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,7 +53,10 @@ class GuardScaler(torch.amp.GradScaler):
         if self.guard is None:
             raise UsageError(
                 "This GuardScaler has no guard yet.",
-                cure="Before the first step: scaler.bind(halfguard.HostedGuard(model, optimizer, config)).",
+                cure=(
+                    "Before the first step, call scaler.bind(halfguard.HostedGuard(model, optimizer, "
+                    "config))."
+                ),
             )
         return self.guard
 
@@ -83,8 +86,8 @@ class GuardScaler(torch.amp.GradScaler):
         """Step if the update may happen. ``guard.last`` is the outcome."""
         if any(value is not None for value in (*args, *kwargs.values())):
             raise UsageError(
-                "GuardScaler.step() takes no closure and no arguments for the optimizer.",
-                cure="Compute the loss before, and use an optimizer that steps once per backward pass.",
+                "GuardScaler.step() accepts neither a closure nor arguments for the optimizer.",
+                cure="Compute the loss first, and use an optimizer that steps once per backward pass.",
             )
         if self._makes_state(optimizer):
             optimizer.step()

@@ -84,8 +84,8 @@ class HostedGuard(Guard):
         own = given.model_copy(update={"clip": None, "accumulate": 1})
         if given.verify is not None:
             raise UsageError(
-                "verify repeats a step bit by bit, and a framework may compute it in a context of its own.",
-                cure="Leave verify out; guard.step(loss_fn, batch) in a plain loop has it.",
+                "verify needs bit-identical repeats, but a framework may compute a step in its own context.",
+                cure="Disable verify, or use guard.step(loss_fn, batch) in a plain loop.",
             )
         self._full_precision: FullPrecisionForward | None = None  # FP32 as a remedy
         super().__init__(
@@ -121,7 +121,10 @@ class HostedGuard(Guard):
         self._told_unrepeatable = False
         if given.clip is not None and clip is None:
             logger.info(
-                "clip.max_norm=%g of the configuration is not used: the framework clips. Set it there.",
+                (
+                    "clip.max_norm=%g in the configuration is ignored because the framework clips. Set the "
+                    "limit there."
+                ),
                 given.clip.max_norm,
             )
         self._observed = ExitStack()  # the host's passes of a sampled step
@@ -188,8 +191,8 @@ class HostedGuard(Guard):
         self._observed.close()
         if not self._window_in_use.micro_batches or id(optimizer) in self._stepped_in_window:
             raise UsageError(
-                "unscale() or apply() was called without a scale(loss) since the optimizer's last apply().",
-                cure="Call scale(loss) before each backward pass, and backward() on what it returns.",
+                "unscale() or apply() was called without a scale(loss) after the optimizer's last apply().",
+                cure="Call scale(loss) before each backward pass, and call backward() on its result.",
             )
         if id(optimizer) in self._examined:
             raise UsageError(
@@ -362,10 +365,12 @@ class HostedGuard(Guard):
         left, self._left = self._left, set()
         if any(id(one) in left and _holds_values(one) for one in self.optimizers):
             raise UsageError(
-                "Gradients were unscaled, not applied and not cleared, and another loss would be added to "
-                "them: gradients of two different scales.",
-                cure="Unscale and clip after the last micro-batch only (Accelerate: if "
-                "accelerator.sync_gradients), and call optimizer.zero_grad() if a step is left out.",
+                "Gradients were unscaled but neither applied nor cleared. Another backward pass would add "
+                "gradients with a different scale to them.",
+                cure=(
+                    "Unscale and clip only after the last micro-batch (Accelerate: if "
+                    "accelerator.sync_gradients), and call optimizer.zero_grad() if a step is skipped."
+                ),
             )
 
     def _forget_cleared_batches(self) -> None:
@@ -446,14 +451,11 @@ class HostedGuard(Guard):
         retries = self.config.skip.on_nonfinite == "retry_fp32"
         if (retries or self.config.heal is not None) and not self._told_unrepeatable:
             self._told_unrepeatable = True
-            lost = (
-                "repeated in FP32 but skipped"
-                if retries
-                else "looked into, so that heal can do nothing"
-            )
+            lost = "repeated in FP32, but skipped" if retries else "analyzed, so heal cannot act"
             logger.warning(
-                "step %d is not %s: no repeat was given for its forward pass, its loss was changed after it "
-                "or made of several, or the guard has several optimizers. This is reported once.",
+                "step %d is not %s: its forward pass has no repeat function, its loss was changed "
+                "afterwards or combined from several losses, or the guard has several optimizers. This is "
+                "reported once.",
                 report.step,
                 lost + (", nor healed" if retries and self.config.heal is not None else ""),
             )
@@ -523,7 +525,7 @@ def _rates(optimizer: Optimizer) -> list[Any]:
 def _not_hosted(call: str) -> UsageError:
     return UsageError(
         f"{call} is for a plain loop; this guard is hosted by a framework.",
-        cure="Call begin, scale, unscale and apply, or make a halfguard.Guard.",
+        cure="Call begin, scale, unscale and apply, or use a halfguard.Guard.",
     )
 
 

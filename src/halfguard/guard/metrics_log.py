@@ -27,16 +27,16 @@ logger = logging.getLogger("halfguard")
 METRICS: Mapping[str, str] = MappingProxyType(
     {
         "halfguard/step": "the step, counted from 0",
-        "halfguard/loss": "loss of the step; of the repetition in FP32, if it was retried",
+        "halfguard/loss": "loss of the step, or of its repetition in FP32 if it was retried",
         "halfguard/grad_norm": "gradient norm of the step, before clipping",
         "halfguard/scale": "loss scale of the step",
         "halfguard/applied": "1 if the step was applied, else 0",
         "halfguard/halted": "1 if the step stopped the run, else 0",
         "halfguard/applied_steps": "steps applied so far, including retried ones",
         "halfguard/retried_steps": "steps applied after a repetition in FP32",
-        "halfguard/rolled_back_steps": "steps after which the run was rolled back, or that a rollback undid",
-        "halfguard/scale_reductions": "times that the loss scale fell",
-        "halfguard/skipped_steps": "steps skipped so far, for all causes",
+        "halfguard/rolled_back_steps": "steps that triggered a rollback or were undone by one",
+        "halfguard/scale_reductions": "number of times the loss scale decreased",
+        "halfguard/skipped_steps": "steps skipped so far, from all causes",
         **{f"halfguard/skipped/{cause}": f"skipped because {cause.description}" for cause in Cause},
     }
 )  # fmt: skip
@@ -45,13 +45,19 @@ METRICS: Mapping[str, str] = MappingProxyType(
 # With ``watch``, every call has these as well: those of the last sampled step, NaN before the first.
 WATCH_METRICS: Mapping[str, str] = MappingProxyType(
     {
-        "halfguard/watch/step": "the step that was sampled last",
+        "halfguard/watch/step": "the most recently sampled step",
         "halfguard/watch/forward_headroom": "doublings until an output overflows, in the tightest layer",
-        "halfguard/watch/backward_headroom": "the same for gradients, at the loss scale of the step",
+        "halfguard/watch/backward_headroom": (
+            "doublings until a gradient overflows at the loss scale of the step"
+        ),
         "halfguard/watch/vanishing": "estimated share of gradients that became 0, in the worst layer",
-        "halfguard/watch/infinite": "operations whose result left the range of half and may change the step",
+        "halfguard/watch/infinite": (
+            "operations whose result overflowed the 16-bit format and may change the step"
+        ),
         "halfguard/watch/lost_updates": "share of 16-bit weight updates that round to 0, in the worst layer",
-        "halfguard/watch/next_overflow": "steps until the next overflow, if a trend leads to one; else NaN",
+        "halfguard/watch/next_overflow": (
+            "predicted steps until the next overflow; NaN if no trend leads to one"
+        ),
         "halfguard/watch/warnings": "warnings so far",
     }
 )  # fmt: skip
@@ -122,8 +128,8 @@ class MetricsLog:
         except Exception as error:  # whatever a tracker raises, training goes on
             if not self._told:
                 logger.warning(
-                    "step %d: the function given as log raised %s: %s. Training continues, and log is "
-                    "called again when the next step is due; further errors of it are not reported.",
+                    "step %d: the function passed as log raised %s: %s. Training continues, and log is "
+                    "called again for the next logged step. Further errors from it are not reported.",
                     step,
                     type(error).__name__,
                     error,

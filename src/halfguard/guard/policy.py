@@ -275,7 +275,7 @@ def _spike(
     after = replace(after, spikes=accepted)
     limits = next_limits(after, config)
     note = (
-        f"{ACCEPT_AFTER} spikes were at one level, which is accepted from now on: loss up to "
+        f"{ACCEPT_AFTER} spikes reached the same level, which is accepted from now on: loss up to "
         f"{limits.loss:.4g}, gradient norm up to {limits.grad_norm:.4g}"
     )
     return replace(decision, note=note), after

@@ -81,9 +81,9 @@ class RunHealth:
             return {}
         self.told.append(HealthWarning.SCHEDULE_AHEAD)
         text = (
-            f"The learning rate was changed after {self._moved} steps that were skipped: the schedule runs "
-            "ahead of the updates. Step the scheduler only after an applied step (guard.last.applied), and "
-            "begin with a lower loss scale."
+            f"The learning rate changed after {self._moved} skipped steps, so the schedule runs ahead of "
+            "the updates. Step the scheduler only after an applied step (guard.last.applied), and start "
+            "with a lower loss scale."
         )
         return {HealthWarning.SCHEDULE_AHEAD: text}
 
@@ -101,14 +101,14 @@ class RunHealth:
         if self._zeros >= ZERO_STEPS:
             found[HealthWarning.ZERO_GRADIENTS] = (
                 f"The gradient norm was exactly 0 in {ZERO_STEPS} applied steps in a row: nothing was "
-                "learned. Either the loss does not depend on the trained weights (detached, or saturated), "
-                "or all gradients underflow."
+                "learned. Either the loss does not depend on the trained weights (it is detached or "
+                "saturated), or all gradients underflow."
             )
         if self.is_low(scale):
             found[HealthWarning.LOW_SCALE] = (
-                f"The loss scale fell from {self._peak:g} to {scale:g}. A healthy run does not need that, "
-                "and small gradients underflow at this scale. halfguard probe, or halfguard replay of an "
-                "incident, shows where gradients overflow."
+                f"The loss scale fell from {self._peak:g} to {scale:g}. A healthy run does not need such a "
+                "low scale, at which small gradients underflow. To see where gradients overflow, use "
+                "halfguard probe, or halfguard replay on an incident."
             )
         if self._applies_too_few:
             found[HealthWarning.FEW_APPLIED] = (
@@ -118,8 +118,8 @@ class RunHealth:
         if self._repeats_too_many:
             found[HealthWarning.MANY_REPEATED] = (
                 f"{sum(self._repeated)} of the last {REPEATS} steps overflowed and were repeated in FP32, "
-                "which takes the time of both. heal: {} keeps the module that overflows in FP32; halfguard "
-                "replay of an incident names it."
+                "which takes the time of both precisions. To keep the overflowing module in FP32, set "
+                "heal: {}. To find that module, use halfguard replay on an incident."
             )
         new = {warning: text for warning, text in found.items() if warning not in self.told}
         self.told += new

@@ -86,7 +86,7 @@ class SchedulerAndEma:
         same = [steps] * len(self.schedulers) if isinstance(steps, int) else list(steps)
         if len(same) != len(self.schedulers):
             raise UsageError(
-                f"The state was saved with {len(same)} schedulers, and this guard has "
+                f"The state was saved with {len(same)} schedulers, but this guard has "
                 f"{len(self.schedulers)}.",
                 cure="Pass the same schedulers to the guard, in the same order.",
             )
@@ -149,17 +149,17 @@ def _raise_if_unfit(schedulers: Sequence[Scheduler]) -> None:
         name = type(scheduler).__name__
         if isinstance(scheduler, ReduceLROnPlateau):
             raise UsageError(
-                "ReduceLROnPlateau follows a metric, not steps, and the guard has none to give it.",
-                cure="Leave scheduler out, and call scheduler.step(metric) after each validation.",
+                "ReduceLROnPlateau needs a metric, which the guard does not have.",
+                cure="Do not pass it as scheduler; call scheduler.step(metric) after each validation.",
             )
         if not callable(getattr(scheduler, "step", None)) or not _accepts(scheduler.step):
             raise UsageError(
                 f"The guard cannot step a {name}: it has no step() without arguments.",
-                cure="Leave it out and step it yourself, or pass an object whose step() calls it.",
+                cure="Step the scheduler yourself, or pass an object whose step() calls it.",
             )
         if id(scheduler) in seen:
             raise UsageError(
-                f"A {name} was passed twice, alone or inside another scheduler: it would step twice.",
+                f"A {name} was passed twice, alone or inside another scheduler, so it would step twice.",
                 cure="Pass every scheduler once; SequentialLR and ChainedScheduler step their own.",
             )
         seen.add(id(scheduler))
@@ -184,7 +184,7 @@ def _driven(scheduler: Scheduler, optimizers: Sequence[Optimizer]) -> frozenset[
     raise UsageError(
         f"The {type(scheduler).__name__} belongs to an optimizer that this guard does not have, so it would "
         "never advance.",
-        cure="Build the scheduler over an optimizer that you pass to the guard.",
+        cure="Create the scheduler with an optimizer that you pass to the guard.",
     )
 
 
@@ -221,8 +221,8 @@ def _has_state(part: Any) -> bool:
 def _require_state(part: Any, owner: Any, name: str) -> Any:
     if not _has_state(part):
         raise UsageError(
-            f"recovery cannot roll back the {name}, a {type(owner).__name__}: it has no state_dict() and "
-            "load_state_dict().",
-            cure="Give it both methods, or leave recovery out.",
+            f"recovery cannot roll back the {name}, a {type(owner).__name__}, because it does not have both "
+            "state_dict() and load_state_dict().",
+            cure="Add both methods to its class, or disable recovery.",
         )
     return part

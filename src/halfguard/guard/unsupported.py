@@ -19,8 +19,8 @@ def raise_if_unsupported(model: nn.Module, optimizers: Sequence[Optimizer]) -> N
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise UsageError(
-                f"{name} is lazy: it has no shape yet, and the guard must know what it guards.",
-                cure="Run one batch through the model before you make optimizer and guard.",
+                f"{name} is lazy and has no shape yet, but the guard needs the shapes of all parameters.",
+                cure="Run one batch through the model before you create the optimizer and the guard.",
             )
     for optimizer in optimizers:
         _raise_if_closure(optimizer)
@@ -33,8 +33,8 @@ def _raise_if_closure(optimizer: Optimizer) -> None:
     is_sam = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
     if needs_closure or is_sam or isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
-            f"{type(optimizer).__name__}.step() needs a closure that computes the loss several times, and "
-            "the guard decides about one loss and its gradients.",
+            f"{type(optimizer).__name__}.step() needs a closure that computes the loss several times, but "
+            "the guard checks one loss and its gradients.",
             cure="Use an optimizer that steps once per backward pass, or train without the guard.",
         )
 
@@ -44,7 +44,10 @@ def _raise_if_complex(model: nn.Module, optimizer: Optimizer) -> None:
     if complex_ones:
         names = [name for name, p in model.named_parameters() if id(p) in complex_ones]
         raise UsageError(
-            f"{', '.join(names[:3]) or 'A parameter'} is complex, and torch cannot unscale those gradients.",
+            (
+                f"{', '.join(names[:3]) or 'A parameter'} is complex, and torch cannot unscale complex "
+                "gradients."
+            ),
             cure="Store it as two real numbers: nn.Parameter(torch.view_as_real(w)), and use "
             "torch.view_as_complex(parameter) in forward.",
         )

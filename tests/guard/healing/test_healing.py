@@ -254,7 +254,7 @@ def test_past_the_limit_the_guard_goes_on_and_says_so_once(
     actions = [guard.step(work.loss, batch).action for batch in work.take(30)]
     assert len(islands(work.model)) == 1
     assert Action.RETRY in actions[20:]
-    assert sum("Healing ends" in record.message for record in caplog.records) == 1
+    assert sum("heal stops adding islands" in record.message for record in caplog.records) == 1
 
 
 def test_a_fault_that_fp32_has_too_gets_no_island(caplog: pytest.LogCaptureFixture) -> None:
@@ -378,7 +378,7 @@ def test_resume_from_a_snapshot_older_than_the_plan_repeats_the_healing(
     begin = guard.step_index
     assert begin < 5  # the island was made after step 5
     assert not islands(guard.model)
-    assert "module scale: in half again" in caplog.text
+    assert "module scale: 16-bit again" in caplog.text
     go_on(guard, work, range(begin, 16))
     assert same(state(guard), state(whole))
     assert same(guard.state_dict()["healing"], whole.state_dict()["healing"])
@@ -522,7 +522,7 @@ def test_watch_raises_the_alarm_by_itself(tmp_path: Path) -> None:
 def test_audit_without_heal_is_refused() -> None:
     work = SWALLOWS.job(0)
     guard = Guard(work.model, work.optimizer)
-    with pytest.raises(UsageError, match="heal is off"):
+    with pytest.raises(UsageError, match="heal, which is disabled"):
         guard.audit(work.loss, next(iter(work.take(1))))
 
 

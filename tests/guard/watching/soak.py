@@ -59,7 +59,7 @@ def check_forecast(title: str, runs: Runs, *, late: int = 0, told: int = 0) -> i
             ahead[one.name] = None if run.warned is None else run.overflowed - run.warned
     missed = {name: steps for name, steps in ahead.items() if steps is None or steps < AHEAD}
     false = [
-        f"{one.name} at step {run.warned}: {run.text.split(' if its trend')[0]}"
+        f"{one.name} at step {run.warned}: {run.text.split(' if the trend')[0]}"
         for one in runs.stable
         if (run := _watch(title, one)).warned is not None
     ]

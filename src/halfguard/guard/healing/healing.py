@@ -62,10 +62,12 @@ def raise_if_unhealable(model: nn.Module) -> None:
     if half:
         wrapper = "DDP" if wrapped else "FSDP2"
         raise UsageError(
-            f"heal cannot be used here: {len(half)} trainable parameters are stored in 16 bits, the first is "
-            f"{half[0]}, and {wrapper} has fixed their dtype. An island would make some of them FP32.",
-            cure="Use precision 'fp16-mixed' with FP32 weights, or leave heal out and give the islands as a "
-            "plan before the model is wrapped.",
+            f"heal cannot be used here because {len(half)} trainable parameters are 16-bit (the first is "
+            f"{half[0]}) and {wrapper} has fixed their dtype. An island would convert some of them to FP32.",
+            cure=(
+                "Use precision 'fp16-mixed' with FP32 weights, or disable heal and apply the islands as a "
+                "plan before the model is wrapped."
+            ),
         )
 
 
@@ -74,9 +76,9 @@ logger = logging.getLogger("halfguard")
 _AFTER = 3  # bad steps of one operation, before an island is made for it
 _OVERFLOWS = (Cause.FORWARD_OVERFLOW, Cause.GRADIENT_OVERFLOW)
 _IN_FP32 = (
-    "the guard's precision is fp32, so the overflow is in an autocast region or a cast of the model itself, "
-    "which it cannot change. Leave that out of the model, and set precision: fp16-mixed (in a framework: "
-    "fp16=True, 16-mixed)"
+    "the guard's precision is fp32, so the overflow is in an autocast region or a cast inside the model, "
+    "which the guard cannot change. Remove it from the model, and set precision: fp16-mixed (in a "
+    "framework: fp16=True, 16-mixed)"
 )
 _IN_VAIN = 32  # diagnoses without a healing, after which none are made any more
 
@@ -234,10 +236,10 @@ class Healing:
         producer, errors = agree_on_producer(step, self._device)
         self._memory.in_vain += 1
         if errors:
-            self._stop(index, f"a bad step could not be repeated to look into it ({errors[0]})")
+            self._stop(index, f"a failed step could not be repeated for analysis ({errors[0]})")
             return None
         if self._memory.in_vain > _IN_VAIN:
-            self._stop(index, f"the last {_IN_VAIN} bad steps led to no island")
+            self._stop(index, f"none of the last {_IN_VAIN} failed steps led to an island")
             return None
         return producer
 
@@ -247,7 +249,9 @@ class Healing:
             return
         left = self._rules.islands - len(memory.healed)
         if left < 1:
-            self._stop(index, f"heal.islands is {self._rules.islands}, and as many are made")
+            self._stop(
+                index, f"the limit of {self._rules.islands} islands (heal.islands) is reached"
+            )
             return
         finite, found = step.is_finite_in_fp32(), Found()
         if finite:
@@ -277,7 +281,9 @@ class Healing:
 
     def _decide(self, island: AnyIsland, producer: Producer, index: int, found: Found) -> None:
         failure = describe_failure(producer, self._memory.counts.get(producer.key, 1))
-        island = island.model_copy(update={"reason": f"{failure} Healed at step {index}."})
+        island = island.model_copy(
+            update={"reason": f"{failure} The island was added at step {index}."}
+        )
         self._memory.healed.append(HealedFault(island, producer.key))
         self._memory.in_vain = 0
         self._due = True
@@ -302,13 +308,13 @@ class Healing:
         if unknown:
             model = type(unwrap_model(self._stepper.model)).__name__
             raise UsageError(
-                f"The plan {self._plan} of an earlier run names {', '.join(unknown)}; {model} has no such "
-                "module. Nothing was changed.",
-                cure="Use another run_dir for another model, or remove the file.",
+                f"The plan {self._plan} of an earlier run names {', '.join(unknown)}, but {model} has no "
+                "such module. Nothing was changed.",
+                cure="Use a separate run_dir for each model, or remove the file.",
             )
         self._memory.healed = [HealedFault(island) for island in islands]
         self._due = True
         self.apply_due(next_step=0)
         if not rank():
             names = ", ".join(map(name_of, islands))
-            logger.info("%s: in FP32 from the start, by the plan %s", names, self._plan)
+            logger.info("%s: in FP32 from the start, as set by the plan %s", names, self._plan)

@@ -29,22 +29,23 @@ class HealingLog:
         """Say that an island was proven, and is made before the next step."""
         proof = found.proof
         others = len(found.islands) - 1
-        with_it = "With this island" if not others else f"With this and {others} more"
+        with_it = "With this island" if not others else f"With this island and {others} more"
         text = (
             f"{describe_change(island)} from the next step on. {failure} {with_it} the same step is finite, "
-            f"and its gradients are within {proof.error:.2%} of FP32's; {found.cost.flops:.1%} of the step's "
-            "matrix-product FLOPs leave half"
+            f"and its gradients are within {proof.error:.2%} of those in FP32. {found.cost.flops:.1%} of "
+            "the step's matrix-product FLOPs move to FP32"
         )
         if proof.sensitivity:
-            text += f" (a sensitive step: weights rounded to half alone move them by {proof.sensitivity:.2%})"
+            text += (
+                " (this step is sensitive: rounding only its weights to 16-bit changes the gradients by "
+                f"{proof.sensitivity:.2%})"
+            )
         text += f". Plan: {self._plan}."
         self._add(step, "applied", text, producer, name_of(island))
 
     def taken_back(self, step: int, producer: Producer, island: str) -> None:
         """Say that an island did not hold."""
-        text = (
-            f"{producer} failed again, although {island} runs in FP32. That island is taken back."
-        )
+        text = f"{producer} failed again although {island} runs in FP32. This island is removed."
         self._add(step, "taken back", text, producer, island)
 
     def not_found(
@@ -59,22 +60,22 @@ class HealingLog:
         """Say that no island helps; once for each producer."""
         if found.needed is not None:
             why = (
-                f"no part of the model that was tried is enough, and {name_of(found.needed)}, which is, has "
-                f"{found.cost.flops:.0%} of the step's matrix-product FLOPs, so it stays in half. To run it "
-                "in FP32 all the same, make it an island in the plan"
+                f"only {name_of(found.needed)} in FP32 fixes the step, but it has {found.cost.flops:.0%} of "
+                "the step's matrix-product FLOPs, so it stays in 16-bit precision. To run it in FP32 "
+                "anyway, add it to the plan as an island"
             )
         elif finite_in_fp32:
-            why = "no island that was tried makes the step finite and like FP32's"
+            why = "none of the islands tried makes the step finite and its gradients close to those in FP32"
         elif error:
-            why = f"the step cannot be run in FP32 to compare with ({error})"
+            why = f"the step cannot be run in FP32 for comparison ({error})"
         else:
             why = "the step is not finite in FP32 either, so no island helps"
-        text = f"{producer} failed: {why}. Such steps are still refused or retried."
+        text = f"{producer} failed: {why}. Such steps are still skipped or retried."
         self._add(step, "not found", text, producer)
 
     def stopped(self, step: int, why: str) -> None:
         """Say that no more islands are made."""
-        text = f"Healing ends: {why}. Bad steps are still refused or retried."
+        text = f"heal stops adding islands: {why}. Failing steps are still skipped or retried."
         self._add(step, "stopped", text)
 
     def older_state(self, step: int, islands: Sequence[str]) -> None:
@@ -82,13 +83,15 @@ class HealingLog:
         if rank():
             return
         if self._plan.path is None:
-            how = "To start with them next time, give the guard a run_dir: it writes a file there for plan:"
+            how = (
+                "To start with these islands next time, give the guard a run_dir. It writes a plan file "
+                "there, to set as plan:"
+            )
         else:
-            how = f"To start with them instead, copy {self._plan} and set plan: to the copy"
+            how = f"To start with these islands, copy {self._plan} and set plan: to the copy"
         logger.warning(
-            "step %d: %s: in half again. The state that was loaded was saved before the guard made these "
-            "FP32 islands, and the run continues as it did from there: an operation that fails again gets "
-            "its island again. %s in the config.",
+            "step %d: %s: 16-bit again. The loaded state was saved before the guard added these FP32 "
+            "islands. If an operation fails again, the guard adds its island again. %s in the config.",
             step,
             ", ".join(islands),
             how,
@@ -114,6 +117,6 @@ class HealingLog:
 def describe_failure(producer: Producer, count: int) -> str:
     """Return one sentence on what failed, and how often."""
     if producer.swallowed:
-        return f"{producer}: a swallowed {producer.swallowed}, found by an audit."
+        return f"An audit found a swallowed {producer.swallowed} in {producer}."
     steps = "1 step" if count == 1 else f"{count} steps"
-    return f"{producer} made numbers in half that are not finite, in {steps}."
+    return f"{producer} returned NaN or Inf in 16-bit precision in {steps}."

@@ -14,12 +14,12 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig, preset_names, preset_text
 
 FRAMEWORKS = ("plain", "lightning", "transformers", "accelerate", "hydra")
-_HALF_ON_CPU = "On a CPU this runs in FP16 for real, and slowly."
+_HALF_ON_CPU = "On a CPU this really runs in FP16, which is slow."
 _SINGLE_ON_CPU = {
     "transformers": "On a CPU fp16=True trains in FP32; the guard warns.",
     "accelerate": 'On a CPU mixed_precision="fp16" trains in FP32; the guard warns.',
 }
-_CHECK = "See which precision your machine and job really run in: halfguard doctor job.py:build"
+_CHECK = "To see in which precision your job really runs: halfguard doctor job.py:build"
 
 
 def check_preset(name: str) -> str:
@@ -39,7 +39,7 @@ def framework_text(name: str, framework: str) -> str:
     config = GuardConfig.load(name)
     if config.precision == "fp16-weights" and framework != "plain":
         raise UsageError(
-            f"{name} is for half weights, which the adapter for {framework} does not train.",
+            f"{name} is for 16-bit weights, which the {framework} adapter does not train.",
             cure=f"Keep the weights in FP32 and use fp16_safe, or use a plain loop: "
             f"halfguard presets {name} --for plain.",
         )

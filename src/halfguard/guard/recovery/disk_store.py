@@ -253,13 +253,13 @@ def _adapt(state: SnapshotState, taken_by: int) -> None:
     """Adapt the own state of rank 0 for a different number of ranks."""
     if any(name.startswith("optimizer") for name in state.own):
         raise UsageError(
-            f"{taken_by} ranks took this snapshot, each with parameters of its own; "
-            f"they cannot be divided among {world_size()} ranks.",
+            f"{taken_by} ranks took this snapshot, each with its own parameters, which cannot be divided "
+            f"among {world_size()} ranks.",
             cure=f"Continue with {taken_by} ranks.",
         )
     state.own.pop("rng", None)
     logger.warning(
-        "snapshot of %d ranks read by %d: random generators are not restored",
+        "a snapshot of %d ranks was read by %d ranks, so random generators are not restored",
         taken_by,
         world_size(),
     )

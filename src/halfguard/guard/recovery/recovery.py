@@ -89,7 +89,8 @@ class Recovery:
             return
         if self._snapshots.adopt(at_most=self._describe()["counters"]["step"]):
             logger.info(
-                "continuing; the last good snapshot is of step %d", self._snapshots.good_step
+                "training continues; the last good snapshot is from step %d",
+                self._snapshots.good_step,
             )
         self._begun = True
         self._take_snapshot(self._at_start)
@@ -170,7 +171,7 @@ class Recovery:
             self._healthy = self._since = 0
         else:
             logger.warning(
-                "step %d: weights or optimizer state are not finite; no snapshot taken", step
+                "step %d: weights or optimizer state are not finite, so no snapshot was taken", step
             )
 
     def _store(self, run_dir: Path | None, device: torch.device) -> SnapshotStore:
@@ -178,7 +179,7 @@ class Recovery:
             return MemoryStore()
         if run_dir is None:
             raise UsageError(
-                "recovery.store='disk' needs a folder to write to, and the guard has no run_dir.",
+                "recovery.store='disk' needs a folder to write to, but the guard has no run_dir.",
                 cure="Pass run_dir='runs/name' to the guard, or use recovery.store='memory'.",
             )
         return DiskStore(run_dir / "snapshots", device, self._live)
@@ -210,12 +211,15 @@ class Recovery:
 
     def _warn_of_rates(self) -> None:
         for name in self._rates.uncuttable():
-            logger.warning("%s sets its own learning rate (lr=None), which is not cut", name)
+            logger.warning(
+                "%s chooses its own learning rate (lr=None), which recovery does not reduce", name
+            )
         for name in self._rates.stepped_by_user():
             logger.warning(
-                "a scheduler of %s is not stepped by the guard, so the lr was cut only once. Schedulers that "
-                "compute the rate from base rates (LambdaLR, OneCycleLR, CyclicLR) undo this at their next "
-                "step. To keep the cut, pass the scheduler to the guard, in steps instead of epochs.",
+                "a scheduler of %s is not stepped by the guard, so the learning rate was reduced only once. "
+                "Schedulers that compute the rate from base rates (LambdaLR, OneCycleLR, CyclicLR) undo "
+                "this at their next step. To keep the reduction, pass the scheduler to the guard, in steps "
+                "instead of epochs.",
                 name,
             )
 
@@ -224,8 +228,10 @@ def _raise_if_sharded_optimizer(optimizer: Optimizer) -> None:
     # ZeroRedundancyOptimizer and similar ones need this method called before state_dict().
     if hasattr(optimizer, "consolidate_state_dict"):
         raise UsageError(
-            f"recovery cannot take snapshots of a {type(optimizer).__name__}: each rank holds only a part of "
-            "its state, and every snapshot would have to gather all of it on every rank.",
-            cure="Use FSDP2 (fully_shard) with a plain optimizer, whose state each rank saves itself; or "
-            "leave recovery out, and save your own checkpoints.",
+            f"recovery cannot take snapshots of a {type(optimizer).__name__} because each rank holds only "
+            "part of its state, and every snapshot would have to gather all of it on every rank.",
+            cure=(
+                "Use FSDP2 (fully_shard) with a plain optimizer, whose state each rank saves itself, or "
+                "disable recovery and save your own checkpoints."
+            ),
         )

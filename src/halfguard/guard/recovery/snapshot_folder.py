@@ -183,7 +183,7 @@ def verify_share(path: Path, files: Mapping[str, FileChecksum]) -> None:
     """
     for name in sorted(files)[rank() :: world_size()]:
         if FileChecksum.of(path / name) != files[name]:
-            raise RecordError(f"{name} does not hold the bits that were written to it")
+            raise RecordError(f"the contents of {name} differ from what was written")
 
 
 def owner_rank(record: SnapshotRecord) -> int:

@@ -188,7 +188,7 @@ class Snapshots:
         if self.good_step is None or at_most is None or self.good_step < at_most:
             return self.good_step is not None
         raise UsageError(
-            f"run_dir contains a snapshot of step {self.good_step} of an earlier run, but this run is at "
+            f"run_dir contains a snapshot from step {self.good_step} of an earlier run, but this run is at "
             f"step {at_most}.",
             cure="Call guard.resume() before the first step to continue from it, or choose another run_dir.",
         )

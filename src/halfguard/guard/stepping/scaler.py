@@ -42,8 +42,8 @@ def warn_of_half_parameters(optimizer: torch.optim.Optimizer) -> None:
     halves = sum(p.dtype is torch.float16 for p in parameters_of(optimizer))
     if halves:
         warnings.warn(
-            f"{halves} of the optimizer's parameters are float16: small updates to them are lost. "
-            "Wrap it in halfguard.MasterWeights, or call halfguard.upcast_trainable(model).",
+            f"{halves} of the optimizer's parameters are float16, so small updates to them are lost. Wrap "
+            "the optimizer in halfguard.MasterWeights, or call halfguard.upcast_trainable(model).",
             stacklevel=3,
         )
 
@@ -53,7 +53,7 @@ def check_device(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError(
             "GradScaler('cuda') was requested, but this machine has no CUDA device.",
-            cure="Leave the device out to use the one of this machine, or pass enabled=False for FP32.",
+            cure="Omit the device to use the one of this machine, or pass enabled=False for FP32.",
         )
 
 
@@ -152,9 +152,12 @@ class GradScaler(torch.amp.GradScaler):
         found = list(self._found_inf_per_device(optimizer).values())
         if not found:
             raise UsageError(
-                "No gradient reached the optimizer: every one of its parameters has grad=None.",
-                cure="Either the loss does not depend on them (was it rebuilt from a number, or "
-                "detached?), or the optimizer was built before model.to(device) replaced them.",
+                "No gradient reached the optimizer: all of its parameters have grad=None.",
+                cure=(
+                    "Either the loss does not depend on these parameters (it may have been rebuilt from a "
+                    "number or detached), or the optimizer was created before model.to(device) replaced "
+                    "them."
+                ),
             )
         return found[0] if len(found) == 1 else _any(found)
 
@@ -213,10 +216,13 @@ class GradScaler(torch.amp.GradScaler):
             if "FP16 gradients" not in str(error):
                 raise
             raise UsageError(
-                "The optimizer holds float16 parameters, and small updates to them are lost: "
-                "1 - 1e-4 is 1 in FP16. So their gradients are not unscaled.",
-                cure="For adapters over a frozen base call halfguard.upcast_trainable(model) before "
-                "building the optimizer; to train FP16 weights wrap it: halfguard.MasterWeights(optimizer).",
+                "The optimizer holds float16 parameters, whose gradients are not unscaled because small "
+                "updates to them are lost (1 - 1e-4 is 1 in FP16).",
+                cure=(
+                    "For adapters on a frozen base, call halfguard.upcast_trainable(model) before creating "
+                    "the optimizer. To train FP16 weights, wrap the optimizer: "
+                    "halfguard.MasterWeights(optimizer)."
+                ),
             ) from error
 
     def _unscale_grads_(
@@ -291,8 +297,8 @@ class GradScaler(torch.amp.GradScaler):
         refused = [found for state in states for found in state["found_inf_per_device"].values()]
         if not refused:
             raise UsageError(
-                "update() was called, but no optimizer was stepped or unscaled since the last one.",
-                cure="Call scaler.step(optimizer), also for a step that you expect to be skipped.",
+                "update() was called, but no optimizer was stepped or unscaled since the last update().",
+                cure="Call scaler.step(optimizer) first, even for a step that you expect to be skipped.",
             )
         if all(state.get("known") is False for state in states):
             # Applied, so there was no overflow.

@@ -255,10 +255,12 @@ class Stepper:
         if self._first_weight._version != self._version_at_scale:
             self.half_applied = True
             raise UsageError(
-                "The backward pass changed the weights: an optimizer steps inside it, in a hook, before "
-                "anybody can see whether the gradients are finite.",
-                cure="Remove the hooks that step (register_post_accumulate_grad_hook, "
-                "_apply_optimizer_in_backward), and give the guard an optimizer that steps once.",
+                "The backward pass changed the weights: an optimizer steps in a hook, before the guard can "
+                "check whether the gradients are finite.",
+                cure=(
+                    "Remove these hooks (register_post_accumulate_grad_hook, _apply_optimizer_in_backward), "
+                    "and pass the guard an optimizer that steps once."
+                ),
             )
         self._backward_checked = True
 
@@ -289,7 +291,7 @@ class Stepper:
             found[0] if len(found) == 1 else torch.stack([f.to(found[0]) for f in found]).amax()
         )
         if batches.loss is None or scale is None:
-            raise UsageError("update() was called without a backward pass since the last one.")
+            raise UsageError("update() was called without a backward pass since the last update().")
         if not self._consensus.has_sum_of(batches.loss):
             self._announce(batches, check=check)
         self._expected = len(batches.micro_batches)
@@ -371,9 +373,9 @@ class Stepper:
             if not errors:
                 self._saves_on_host = True
                 logger.warning(
-                    "A step ran out of memory when it was repeated in FP32. It was repeated once more, with "
-                    "the tensors that autograd saves in host memory, as all repeats are from now on; this is "
-                    "reported once. skip: {retry_memory: half} does so from the beginning."
+                    "A step ran out of memory when it was repeated in FP32. This repeat and all later ones "
+                    "keep the tensors that autograd saves in host memory. This is reported once. To do so "
+                    "from the beginning, set skip: {retry_memory: half}."
                 )
         if parts is None or errors:
             return None, errors
@@ -574,10 +576,12 @@ class Stepper:
         """Raise if a gradient is there before the step begins: it would be added to those of the step."""
         if self._has_gradients():
             raise UsageError(
-                "There are gradients before the step begins: another guard's loss, or a backward() of "
-                "your own, left them in parameters of this guard.",
-                cure="Give all optimizers of one graph to one guard: Guard(model, [opt_g, opt_d]), or "
-                "call optimizer.zero_grad() before the step.",
+                "Parameters of this guard already have gradients before the step begins. They come from "
+                "another guard's loss or from your own backward() call.",
+                cure=(
+                    "Pass all optimizers of one graph to one guard: Guard(model, [opt_g, opt_d]), or call "
+                    "optimizer.zero_grad() before the step."
+                ),
             )
 
     def _check_wrapping(self) -> None:
@@ -587,17 +591,19 @@ class Stepper:
         alone: set[int] = set() if self.single_rank else self.private
         if alone and is_replicated_elsewhere(self.model, alone):
             raise UsageError(
-                "DistributedDataParallel averages gradients of this guard, but is no part of its model: "
-                "norms would count once for every rank, and a repeat could wait forever.",
-                cure="Pass the wrapped model: Guard(ddp, optimizer). Several wrapped networks go into one "
-                "module: Guard(nn.ModuleList([first, second]), optimizers).",
+                "DistributedDataParallel averages gradients of this guard but is not part of its model, so "
+                "norms would be counted once for every rank and a repeat could wait forever.",
+                cure=(
+                    "Pass the wrapped model: Guard(ddp, optimizer). Put several wrapped networks into one "
+                    "module: Guard(nn.ModuleList([first, second]), optimizers)."
+                ),
             )
         self._wrapping_checked = True
         outside = alone - set(map(id, self.model.parameters()))
         if outside and self._wrappers.replicates:
             logger.warning(
-                "%d of the optimizer's parameters are not in the model that DistributedDataParallel wraps: "
-                "each rank trains its own. Make them parameters of a module of that model.",
+                "%d of the optimizer's parameters are not in the model that DistributedDataParallel wraps, "
+                "so each rank trains its own copy. Register them in a module of that model.",
                 len(outside),
             )
 
@@ -605,8 +611,8 @@ class Stepper:
         """Raise if the loop has unscaled gradients to which another backward pass would add scaled ones."""
         if any(map(self.scaler.is_unscaled, self.optimizers)):
             raise UsageError(
-                "backward() was called after unscale_(): its gradients, which are scaled, would be added to "
-                "those that are not.",
+                "backward() was called after unscale_(), so its scaled gradients would be added to unscaled "
+                "ones.",
                 cure="Call guard.scaler.unscale_(optimizer) after the last backward() of a step.",
             )
 
@@ -614,7 +620,10 @@ class Stepper:
         """Raise if a loss function has run a backward pass: its gradients have no loss scale."""
         if self._has_gradients():
             raise UsageError(
-                "loss_fn ran backward() itself: those gradients are not scaled as the others of the step.",
+                (
+                    "loss_fn ran backward() itself, so these gradients are not scaled like the others of "
+                    "the step."
+                ),
                 cure="Return the sum of the losses, or use torch.autograd.grad for a gradient penalty. To "
                 "run backward in parts, call guard.backward(part) for each, and guard.update().",
             )
@@ -661,7 +670,7 @@ class Stepper:
         assert batches.loss is not None  # noqa: S101 - a complete step has one
         if self._wrappers.is_joining:
             raise UsageError(
-                "DDP's join() lets ranks stop early, but all ranks must take part in every decision.",
+                "DDP's join() lets ranks stop early, but the guard needs all ranks in every step.",
                 cure="Give every rank the same number of batches: DistributedSampler(drop_last=True).",
             )
         if not self._consensus.single_rank:
@@ -714,8 +723,10 @@ class Stepper:
         if not named:
             raise UsageError(
                 "No parameter of the optimizer has a gradient.",
-                cure="Either the loss does not depend on them, or the optimizer was built before "
-                "model.to(device) replaced them.",
+                cure=(
+                    "Either the loss does not depend on these parameters, or the optimizer was created "
+                    "before model.to(device) replaced them."
+                ),
             )
         if not self._consensus.sums_early:  # each rank measures its own part; Consensus sums them
             named = [(name, _own_part(grad)) for name, grad in named]

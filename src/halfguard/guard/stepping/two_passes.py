@@ -75,9 +75,7 @@ def run_as_it_was(
     # Compiled code draws other numbers than eager code.
     checks_generators = whole and not has_compiled()
     if not difference and checks_generators and not same_random_state(now, after):
-        difference = (
-            "a generator of random numbers, which is in another state when the step is run again"
-        )
+        difference = "a random number generator whose state differs when the step is repeated"
         return AsItWas(difference)
     # Compiled code may compute other numbers than eager code.
     return AsItWas(

@@ -115,9 +115,9 @@ def _swallowed(alarm: Alarm) -> WatchWarning:
     found = alarm.finding
     text = (
         f"{found.fault} that the step swallowed, {_name(found.module)}: {found.op} at {found.place}: "
-        f"{found.code}. Loss and gradients are finite and wrong: the loss by {alarm.loss_error:.1%}, the "
-        f"gradients by {alarm.gradient_error:.1%}. Compute this line in FP32: "
-        "halfguard.fp32_island, or .float() before it."
+        f"{found.code}. Loss and gradients are finite but wrong: the loss by {alarm.loss_error:.1%}, the "
+        f"gradients by {alarm.gradient_error:.1%}. Compute this line in FP32 with halfguard.fp32_island or "
+        ".float()."
     )
     return WatchWarning(warning="swallowed", module=found.module, place=found.place, text=text)
 
@@ -127,9 +127,9 @@ def _overflow_ahead(ahead: OverflowAhead) -> WatchWarning:
     where = f"{ahead.op} at {place}" if place else ahead.op
     text = (
         f"{where}, {_name(ahead.module)}, will overflow at about step {ahead.step} (not before "
-        f"{ahead.earliest}) if its trend continues: its largest magnitude doubles every {ahead.doubling:.0f} "
-        "steps. Compute it in FP32 (halfguard.fp32_island), or look for the reason: a learning rate that is "
-        "too high, missing weight decay or normalization."
+        f"{ahead.earliest}) if the trend continues: its largest magnitude doubles every "
+        f"{ahead.doubling:.0f} steps. Compute it in FP32 (halfguard.fp32_island), or look for the cause: a "
+        "learning rate that is too high, or missing weight decay or normalization."
     )
     return WatchWarning(warning="overflow_ahead", module=ahead.module, place=place, text=text)
 
@@ -137,8 +137,9 @@ def _overflow_ahead(ahead: OverflowAhead) -> WatchWarning:
 def _frozen(layer: LayerUpdates) -> WatchWarning:
     text = (
         f"The 16-bit weights of {module_label(layer.module)} stop learning at about step {layer.frozen_at}: "
-        f"from there on 90% of their updates round to nothing at the scheduled learning rate (now "
-        f"{layer.lost:.0%}). Keep FP32 masters (halfguard.MasterWeights), or train in mixed precision."
+        "from then on, 90% of their updates are rounded away at the scheduled learning rate (now "
+        f"{layer.lost:.0%}). Keep FP32 master weights (halfguard.MasterWeights), or train in mixed "
+        "precision."
     )
     return WatchWarning(warning="updates_lost", module=layer.module, text=text)
 

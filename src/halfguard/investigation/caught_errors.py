@@ -1,7 +1,8 @@
 """Errors of torch that a script catches, so that its steps end before anything is trained.
 
 Exceptions that are caught leave no trace but one: Python's own trace function sees them in every frame that
-they pass. Only frames of the user's files are traced, and none of their lines.
+they pass. Only frames of the user's files are traced, and none of their lines. A script without errors is
+traced for a limited number of calls: an error that matters comes in most steps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from halfguard.investigation.made_places import is_own_file
 from halfguard.investigation.misuse import Crash
 from halfguard.investigation.passes import Made, Misused, PassPlan, Place
 
+_CALLS = 50_000  # of any function, after which a script without errors is not traced any more
 _MARK = "_halfguard_seen"  # of an error that was counted where it arose
 
 
@@ -31,9 +33,13 @@ class CaughtErrors(Detector):
         self._folders = plan.isolated or plan.originals
         self._own: dict[str, bool] = {}
         self._seen: dict[Place, list[str]] = {}
+        self._calls = 0
         sys.settrace(self._called)
 
     def _called(self, frame: FrameType, _event: str, _arg: Any) -> Any:
+        self._calls += 1
+        if self._calls > _CALLS and not self._seen:
+            sys.settrace(None)
         file = frame.f_code.co_filename
         if file not in self._own:
             self._own[file] = is_own_file(file, self._folders)

@@ -27,7 +27,7 @@ from benchmarks.casebook.scoring import Results
 from benchmarks.casebook.summary import comparison, fault_summary, summary
 from benchmarks.casebook.tables import scoreboard
 from benchmarks.tables.sections import Place, read_section, update_sections
-from halfguard.report import to_html
+from halfguard.report.html import to_html
 
 OTHERS = {"grist": grist.main, "traincheck": traincheck.main}
 PAGE = ROOT / "benchmarks" / "casebook" / "SCORES.md"

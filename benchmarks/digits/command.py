@@ -35,7 +35,8 @@ from halfguard.precision.modes import without_autocast
 from halfguard.precision_names import Precision
 from halfguard.records.rounding import RoundingReport
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.report import mismatch_page, to_markdown
+from halfguard.report.markdown import to_markdown
+from halfguard.report.mismatch import mismatch_page
 from halfguard.tracing.rounding import attribute, norm, tape_finite_step
 
 PRECISIONS = {"float16": Precision.FP16_MIXED, "bfloat16": Precision.BF16_MIXED}

@@ -15,7 +15,8 @@ from benchmarks.casebook.split import held_out
 from benchmarks.why_truth.truth import CASEBOOK, ask_in_fork
 from halfguard.investigation import Target
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.report import script_answer_page, to_markdown
+from halfguard.report.markdown import to_markdown
+from halfguard.report.script_answer import script_answer_page
 
 CALIBRATES = "This is normal while the loss scale calibrates."
 

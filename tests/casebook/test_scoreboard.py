@@ -21,7 +21,7 @@ from benchmarks.casebook.summary import fault_summary, summary
 from benchmarks.casebook.tables import scoreboard
 from benchmarks.rate import Rate
 
-from halfguard.report import to_html
+from halfguard.report.html import to_html
 
 CASE = next(case for case in all_cases() if case.name == "003_mask_constant")
 HEALTHY = next(case for case in all_cases() if case.healthy)

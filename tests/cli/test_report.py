@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.records.study import Verdict
-from halfguard.report import RunReport
+from halfguard.report.timeline import RunReport
 from halfguard.step.random_state import seeded
 from halfguard.validation.judgement.verdict import judge
 from halfguard.validation.study_files import approve, write_reports

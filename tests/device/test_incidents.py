@@ -13,7 +13,7 @@ from torch import Tensor
 
 from halfguard.incident import open_incident
 from halfguard.records import Cause
-from halfguard.replaying import replay
+from halfguard.replaying.autopsy import replay
 from halfguard.workload import Workload
 from tests.replaying.helper import broken, build, job, mean, overflowing
 from tests.support.devices import place

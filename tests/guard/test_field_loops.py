@@ -14,7 +14,7 @@ from torch.optim import SGD
 from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
-from halfguard.replaying import replay
+from halfguard.replaying.autopsy import replay
 from halfguard.workload import Workload
 from tests.guard.helper import Recorder
 from tests.support.cases import each

@@ -42,7 +42,7 @@ from halfguard.precision_names import Precision
 from halfguard.records.autopsy import Autopsy, Cure
 from halfguard.records.plan import PrecisionPlan
 from halfguard.records.step import Action, StepRow
-from halfguard.replaying import replay
+from halfguard.replaying.autopsy import replay
 from halfguard.replaying.composition_rewrite import CompositionRewrite
 from halfguard.step.random_state import capture_random_state, portable_random_state, seeded
 from halfguard.tracing.audit import audit

@@ -23,7 +23,8 @@ from torch import Tensor
 from halfguard.guard.guard import Guard
 from halfguard.incident import Incident, open_incident
 from halfguard.records.autopsy import Autopsy, Cure
-from halfguard.replaying import ReplayedStep, replay
+from halfguard.replaying.autopsy import replay
+from halfguard.replaying.replayed_step import ReplayedStep
 from halfguard.replaying.samples import select
 from halfguard.workload import Workload, load
 from tests.replaying.helper import patched_module

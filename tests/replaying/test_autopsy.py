@@ -17,8 +17,9 @@ from halfguard.precision.master_weights import MasterWeights
 from halfguard.records import Cause
 from halfguard.records.autopsy import Autopsy
 from halfguard.records.incident import MicroBatchRecord
-from halfguard.replaying import replay
-from halfguard.report import autopsy_page, to_markdown
+from halfguard.replaying.autopsy import replay
+from halfguard.report.autopsy import autopsy_page
+from halfguard.report.markdown import to_markdown
 from halfguard.workload import Workload
 from tests.replaying.helper import broken, build, edited, glitched, job, mean, overflowing
 from tests.support.devices import place

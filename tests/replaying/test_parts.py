@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from halfguard.errors import HalfguardError, UsageError
 from halfguard.repairs.stable_operation import make_patch
-from halfguard.replaying import replay
+from halfguard.replaying.autopsy import replay
 from halfguard.replaying.samples import MAX_BAD_SAMPLES, batch_size, find_bad_samples, select
-from halfguard.report import autopsy_page, to_html, to_markdown
+from halfguard.report.autopsy import autopsy_page
+from halfguard.report.html import to_html
+from halfguard.report.markdown import to_markdown
 from tests.incident.hostile import hostile_folders
 from tests.replaying.helper import Square, broken, job, overflowing
 from tests.support.cases import each

@@ -13,21 +13,18 @@ from benchmarks.casebook.cases import all_cases
 from benchmarks.casebook.page import scoreboard_page
 
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.report import (
-    autopsy_page,
-    probe_page,
-    run_page,
-    script_answer_page,
-    study_page,
-    to_html,
-)
+from halfguard.report.autopsy import autopsy_page
 from halfguard.report.blocks import Code, Heading, Mono, Page, Table, Text
 from halfguard.report.command_line import (
     hide_secrets,
     hide_secrets_in,
     hide_secrets_in_text,
 )
-from halfguard.report.html import STYLE
+from halfguard.report.html import STYLE, to_html
+from halfguard.report.probe import probe_page
+from halfguard.report.run import run_page
+from halfguard.report.script_answer import script_answer_page
+from halfguard.report.study import study_page
 from halfguard.validation.judgement.verdict import judge
 from tests.report.test_page import Structure, autopsy, layer, report
 from tests.report.test_run import make_report

@@ -14,7 +14,10 @@ from halfguard.records.autopsy import Autopsy, Culprit, Cure, ReplayTrial, Tenso
 from halfguard.records.finding import Finding
 from halfguard.records.plan import ScaleRange
 from halfguard.records.ranges import LayerRange, ProbeReport
-from halfguard.report import autopsy_page, probe_page, to_html, to_markdown
+from halfguard.report.autopsy import autopsy_page
+from halfguard.report.html import to_html
+from halfguard.report.markdown import to_markdown
+from halfguard.report.probe import probe_page
 
 NAN = float("nan")
 EVIL = "<script>alert(1)</script> & \"q\" 'a' | `x` **b** \x1b[31m\n# h"

@@ -26,10 +26,11 @@ from halfguard.records import (
     Summary,
 )
 from halfguard.records.step import LossCurve
-from halfguard.report import RunReport, run_page, to_html, to_markdown
 from halfguard.report.curves import COLUMNS, gather_columns
-from halfguard.report.run import EVERY_STEP, loss_columns
-from halfguard.report.timeline import build_timeline
+from halfguard.report.html import to_html
+from halfguard.report.markdown import to_markdown
+from halfguard.report.run import EVERY_STEP, loss_columns, run_page
+from halfguard.report.timeline import RunReport, build_timeline
 from tests.report.test_page import EVIL, Structure
 
 

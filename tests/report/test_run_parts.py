@@ -16,8 +16,10 @@ from halfguard.records.watch import (
     WatchRow,
     WatchWarning,
 )
-from halfguard.report import RunReport, run_page, to_html, to_markdown
-from halfguard.report.timeline import build_timeline
+from halfguard.report.html import to_html
+from halfguard.report.markdown import to_markdown
+from halfguard.report.run import run_page
+from halfguard.report.timeline import RunReport, build_timeline
 from tests.report.test_page import EVIL, Structure
 from tests.report.test_run import unusual, window
 

@@ -9,7 +9,9 @@ import pytest
 from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Culprit, Cure, ReplayTrial, TensorRange
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.report import script_answer_page, to_html, to_markdown
+from halfguard.report.html import to_html
+from halfguard.report.markdown import to_markdown
+from halfguard.report.script_answer import script_answer_page
 
 RANGE = TensorRange("self", (8, 32), "float16", -12.0, 15.5, 0, 0, 0)
 BAD = ScriptAnswer(

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfguard.records.study import Approval, Curve, Study, VerdictLabel
-from halfguard.report import study_page, to_html, to_markdown
+from halfguard.report.html import to_html
+from halfguard.report.markdown import to_markdown
+from halfguard.report.study import study_page
 from halfguard.report.svg import shorten
 from halfguard.validation.judgement.verdict import judge
 from tests.report.test_page import EVIL, Structure

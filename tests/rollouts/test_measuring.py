@@ -12,7 +12,9 @@ import torch
 from halfguard.errors import UsageError
 from halfguard.numerics.agreement import agreement, by_length, ratio_of_k3
 from halfguard.records.mismatch import MismatchReport
-from halfguard.report import mismatch_page, to_html, to_markdown
+from halfguard.report.html import to_html
+from halfguard.report.markdown import to_markdown
+from halfguard.report.mismatch import mismatch_page
 from halfguard.rollouts import mismatch, read_rollouts
 from tests.rollouts.small_policy import Policy, rollouts
 

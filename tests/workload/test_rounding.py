@@ -16,7 +16,9 @@ from torch.nn import functional
 import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.records.rounding import RoundingReport
-from halfguard.report import rounding_page, to_html, to_markdown
+from halfguard.report.html import to_html
+from halfguard.report.markdown import to_markdown
+from halfguard.report.rounding import rounding_page
 from tests.support.models import differences
 
 pytestmark = pytest.mark.usefixtures("seed")

@@ -12,7 +12,8 @@ from benchmarks.timings.scaling.rows import Row, Table, timed
 from halfguard.journal import Journal
 from halfguard.journal.run_folder import read_run
 from halfguard.records import Action, Cause, StepRow
-from halfguard.report import run_page, to_html
+from halfguard.report.html import to_html
+from halfguard.report.run import run_page
 
 UNUSUAL = 1000  # one step of so many is skipped
 

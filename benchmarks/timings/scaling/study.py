@@ -12,7 +12,8 @@ from tests.validation.studies import curve
 
 from benchmarks.timings.scaling.rows import Row, Table, timed
 from halfguard.records.study import RunResult, Speed, Study
-from halfguard.report import study_page, to_html
+from halfguard.report.html import to_html
+from halfguard.report.study import study_page
 from halfguard.validation.finished_runs import Result
 from halfguard.validation.judgement.verdict import judge
 from halfguard.validation.runs.task import Task

@@ -37,7 +37,7 @@ def mismatch(
     """
     check_folders(html=html)
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
-    from halfguard.report import mismatch_page  # noqa: PLC0415
+    from halfguard.report.mismatch import mismatch_page  # noqa: PLC0415
 
     with torch_needed("halfguard mismatch"):
         from halfguard.rollouts import mismatch as run  # noqa: PLC0415

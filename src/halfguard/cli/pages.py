@@ -38,7 +38,8 @@ def show_page(
     ``page_for`` makes the page of a file, whose links depend on its folder, or of the terminal.
     """
     from halfguard.records import write_atomically  # noqa: PLC0415
-    from halfguard.report import to_html, to_markdown  # noqa: PLC0415
+    from halfguard.report.html import to_html  # noqa: PLC0415
+    from halfguard.report.markdown import to_markdown  # noqa: PLC0415
 
     for path, write in ((markdown, to_markdown), (html, to_html)):
         if path is not None:

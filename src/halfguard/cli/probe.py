@@ -38,7 +38,8 @@ def probe(
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
     from halfguard.records.rounding import RoundingReport  # noqa: PLC0415
-    from halfguard.report import probe_page, rounding_page  # noqa: PLC0415
+    from halfguard.report.probe import probe_page  # noqa: PLC0415
+    from halfguard.report.rounding import rounding_page  # noqa: PLC0415
 
     with torch_needed("halfguard probe"):
         from halfguard.probing.probe import probe as run  # noqa: PLC0415

@@ -31,7 +31,7 @@ def replay(
     """
     check_folders(markdown=markdown, html=html)
     found = _run(incident, entry)
-    from halfguard.report import autopsy_page  # noqa: PLC0415
+    from halfguard.report.autopsy import autopsy_page  # noqa: PLC0415
 
     page = autopsy_page(found)
     show_page(lambda _: page, found.to_json(), markdown, html, as_json=as_json)
@@ -43,7 +43,7 @@ def _run(incident: Path, entry: str | None) -> Autopsy:
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 
     with torch_needed("halfguard replay"):
-        from halfguard.replaying import replay as run  # noqa: PLC0415
+        from halfguard.replaying.autopsy import replay as run  # noqa: PLC0415
     with progress("replay") as bar:
 
         def watch(doing: str) -> None:

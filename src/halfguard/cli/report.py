@@ -50,7 +50,7 @@ def report(
 
 def _run(run_dir: Path) -> _Report:
     from halfguard.journal.run_folder import read_run  # noqa: PLC0415
-    from halfguard.report import run_page  # noqa: PLC0415
+    from halfguard.report.run import run_page  # noqa: PLC0415
 
     run = read_run(run_dir)
     return _Report(lambda folder: run_page(run, folder), run.to_json(), 1 if run.problems else 0)

@@ -76,7 +76,7 @@ def why(
         )
     if rank:
         raise typer.Exit
-    from halfguard.report import script_answer_page  # noqa: PLC0415
+    from halfguard.report.script_answer import script_answer_page  # noqa: PLC0415
 
     page = script_answer_page(answer)
     show_page(lambda _: page, answer.to_json(), markdown, html, as_json=as_json)

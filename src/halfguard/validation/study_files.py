@@ -13,8 +13,10 @@ from pathlib import Path
 from halfguard.errors import RecordError, UsageError
 from halfguard.records import write_atomically
 from halfguard.records.study import Approval, Study, Verdict
-from halfguard.report import study_page, to_html, to_markdown
 from halfguard.report.blocks import Page
+from halfguard.report.html import to_html
+from halfguard.report.markdown import to_markdown
+from halfguard.report.study import study_page
 from halfguard.validation.lost_digits import read_lost_digits
 
 _VERDICT, _APPROVAL = "verdict.json", "approval.json"

@@ -185,7 +185,7 @@ def test_a_study_that_does_not_pass_ends_with_one(tmp_path: Path, halfguard: Run
 def test_a_report_needs_no_torch(finished: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from halfguard.journal.run_folder import read_run; "
-        "from halfguard.report import run_page, to_html; "
+        "from halfguard.report.html import to_html; from halfguard.report.run import run_page; "
         f"to_html(run_page(read_run(Path({str(finished)!r})))); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -140,7 +140,7 @@ def test_a_budget_that_does_not_hold_is_answered_with_what_to_change(doctor: Run
     tight = doctor(*args, "--budget", "1kB")
     assert tight.exit_code == 1
     assert "HD205 error: A step does not fit into 1 kB" in tight.words
-    assert "Halve the micro-batch and accumulate twice as many" in tight.words
+    assert "Halve the micro-batch size and accumulate twice as many" in tight.words
     body = json.loads(doctor(*args, "--budget", "2GB", "--json").out)["cost"]
     assert body["budget"] == 2_000_000_000
     assert [one["precision"] for one in body["costs"]] == ["fp32", "bf16-mixed"]

@@ -276,7 +276,7 @@ def test_a_failed_parity_row_is_an_error_in_the_format_that_was_asked_for() -> N
         precision="FP16",
         size="[16, 64, 56, 56]",
         error=float("inf"),
-        detail="12 of 100 elements are NaN or infinite",
+        detail="12 of 100 elements are NaN or Inf",
     )
     broken = report_on_record(machine(A100), "fp16-mixed", parity=[wrong])
     assert codes(broken) == ["HD008"]

@@ -262,10 +262,9 @@ def _print_best(cost: Cost, console: Console) -> None:
         return
     fastest = min(passed, key=lambda row: row.ratio.median if row.ratio else 1.0)
     smallest = min(passed, key=lambda row: (row.memory.peak, row is not fastest))
-    memory = f"needs the least memory, {format_bytes(smallest.memory.peak)}"
-    if smallest is not fastest:
-        memory = f"{smallest.precision} {memory}"
-    console.print(f"For this job {fastest.precision} is fastest here, and {memory}.", style="bold")
+    subject = "it" if smallest is fastest else smallest.precision
+    memory = f"{subject} needs the least memory, {format_bytes(smallest.memory.peak)}"
+    console.print(f"For this job, {fastest.precision} is fastest on this machine, and {memory}.", style="bold")
 
 
 def _print_list(sentences: list[str], console: Console) -> None:

@@ -116,7 +116,7 @@ def _raise_if_without_weights(model: nn.Module) -> None:
         lazy = isinstance(parameter, UninitializedParameter)
         if lazy or parameter.is_meta:
             raise UsageError(
-                f"{name} has no values yet: it is {'lazy' if lazy else 'on the meta device'}.",
+                f"{name} has no values yet because it is {'lazy' if lazy else 'on the meta device'}.",
                 cure="Run one batch through the model first."
                 if lazy
                 else 'Move the model to a device first: model.to_empty(device="cpu"). Then load its weights.',
@@ -148,7 +148,9 @@ def _read_setup(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:
     if accelerate.recognise(trainer):
         return accelerate.read_setup(trainer, inputs)
     raise UsageError(
-        f"doctor(trainer=...) was given a {type(trainer).__name__}, which it does not support.",
-        cure="Pass a Lightning Trainer, a Trainer or TrainingArguments of transformers, an Accelerator "
-        "or a halfguard.Guard. For your own training loop, leave trainer out.",
+        f"doctor(trainer=...) was given a {type(trainer).__name__}, which is not supported.",
+        cure=(
+            "Pass a Lightning Trainer, a Trainer or TrainingArguments of transformers, an Accelerator or a "
+            "halfguard.Guard. For your own training loop, omit trainer."
+        ),
     )

@@ -73,7 +73,7 @@ def choose_by_measurement(hardware: Hardware, measurements: Measurements) -> Cho
     measured = () if speed is None else (f"Matrix products ran {speed:.2g}x as fast as in FP32.",)
     if chosen == "bf16-mixed":
         native = ("BF16 is native.",) if hardware.bf16 == "native" else ()
-        range_of_fp32 = "BF16 has the range of FP32: no loss scaling is needed."
+        range_of_fp32 = "BF16 has the range of FP32, so no loss scaling is needed."
         return _choice(chosen, *native, *measured, range_of_fp32, *against)
     scaler = "FP16 overflows above 65504. Pass the device to its GradScaler."
     return _choice(chosen, *((*measured, *against) or ("FP16 is native.",)), warnings=(scaler,))
@@ -102,11 +102,11 @@ def _reasons_against(
     for precision in precisions:
         format_name, speed = FORMATS[precision], measurements.speeds.get(precision)
         if precision in measurements.failed:
-            yield f"{format_name} gives wrong results here: it failed the self-test."
+            yield f"{format_name} returns wrong results on this machine: it failed the self-test."
         elif speed is not None and speed >= MIN_SPEEDUP and _is_emulated(precision, hardware):
             yield (
-                f"{format_name} ran at {speed:.2g}x the speed of FP32, which is odd: it is emulated here, so "
-                "it is computed in FP32. It is not chosen."
+                f"{format_name} ran at {speed:.2g}x the speed of FP32, which is unexpected because it is "
+                "emulated in FP32 here. It is not chosen."
             )
         elif speed is not None:
             yield f"{format_name} ran at {speed:.2g}x the speed of FP32."
@@ -159,11 +159,14 @@ def _choose_by_table(hardware: Hardware, measurements: Measurements) -> Choice:
         return _choice(
             "fp16-mixed",
             f"FP16 runs on {units}, which makes it fast.",
-            "BF16 is only emulated here: it is computed in FP32 and slower than both.",
-            warnings=(f"{_NEEDS_SCALER} `halfguard probe` shows layers close to it.",),
+            "BF16 is only emulated in FP32 here, which is slower than both FP16 and FP32.",
+            warnings=(f"{_NEEDS_SCALER} `halfguard probe` shows layers close to that limit.",),
         )
-    fp16 = "fp16-mixed runs there as well: 11 significant bits, not 8, but it needs a GradScaler."
-    tf32 = "If FP32 already runs in TF32, 16 bits are at most about 2x as fast."
+    fp16 = (
+        "fp16-mixed runs on these units as well. It has 11 significant bits instead of 8, but needs a "
+        "GradScaler."
+    )
+    tf32 = "If FP32 already runs in TF32, 16-bit training is at most about 2x as fast."
     warnings = ((fp16,) if measurements.allows("fp16-mixed") else ()) + ((tf32,) * hardware.tf32)
     return _choice("bf16-mixed", f"BF16 is native, on {units}.", _RANGE_OF_FP32, warnings=warnings)
 
@@ -172,7 +175,7 @@ def _choice(precision: MixedPrecisionName, *reasons: str, warnings: tuple[str, .
     return Choice(precision=precision, reasons=reasons, warnings=warnings)
 
 
-_RANGE_OF_FP32 = "It has the range of FP32: no loss scaling is needed."
+_RANGE_OF_FP32 = "It has the range of FP32, so no loss scaling is needed."
 _NEEDS_SCALER = "FP16 overflows above 65504 and needs a GradScaler."
 _FP32_WRONG = _choice(
     "fp32",
@@ -181,13 +184,21 @@ _FP32_WRONG = _choice(
 )
 _FAULTY = _choice(
     "fp32",
-    "FP16 convolutions give NaN or wrong results on this chip at training sizes; small tests pass.",
-    "It has no native BF16 and no tensor cores, so 16 bits would not be faster.",
-    warnings=("To save memory: smaller batches, gradient accumulation, activation checkpointing.",),
+    (
+        "FP16 convolutions return NaN or wrong results on this chip at training sizes, although small tests "
+        "pass."
+    ),
+    "It has neither native BF16 nor tensor cores, so 16-bit training would not be faster.",
+    warnings=(
+        "To save memory, use smaller batches, gradient accumulation or activation checkpointing.",
+    ),
 )
 _CPU_AUTOCAST = (
-    "Autocast has other rules on a CPU: softmax and norms stay in 16 bits. On a GPU they run in FP32.",
-    'To use the GPU rules here: halfguard.emulate_autocast("cuda").',
+    (
+        "Autocast has different rules on a CPU: softmax and norms stay in 16-bit precision. On a GPU they "
+        "run in FP32."
+    ),
+    'To use the GPU rules on this CPU, use halfguard.emulate_autocast("cuda").',
 )
 
 
@@ -200,7 +211,7 @@ def _not_listed(hardware: Hardware, measurements: Measurements) -> Choice:
     if not measurements.speeds:
         return _choice(
             "fp32",
-            "This device is not in the table, and nothing was measured on it.",
+            "This device is not in the table and was not measured.",
             warnings=("Run `halfguard doctor` on it, with a torch build that has kernels for it.",),
         )
     choice = choose_by_measurement(hardware, measurements)
@@ -210,16 +221,14 @@ def _not_listed(hardware: Hardware, measurements: Measurements) -> Choice:
 
 def _without_matrix_units(hardware: Hardware, measurements: Measurements) -> Choice:
     if hardware.fp16 == "slow":
-        memory = (
-            "fp16-mixed saves activation memory but no time: use it only if activations do not fit."
-        )
+        memory = "fp16-mixed saves activation memory but no time, so use it only if activations do not fit."
         return _choice(
             "fp32",
             "FP16 arithmetic is slower than FP32 here, and there are no matrix units.",
             "BF16 is only emulated.",
             warnings=() if "fp16-mixed" in measurements.failed else (memory,),
         )
-    rate = "Without matrix units, FP32 accumulation runs at FP32's rate: expect far less than 2x."
+    rate = "Without matrix units, accumulation runs at FP32 speed, so expect far less than 2x."
     return _choice(
         "fp16-mixed",
         "FP16 arithmetic runs at up to 2x FP32, with half the memory traffic.",
@@ -229,7 +238,9 @@ def _without_matrix_units(hardware: Hardware, measurements: Measurements) -> Cho
 
 
 def _on_apple(hardware: Hardware) -> Choice:
-    saved = "16 bits save memory and memory traffic here; do not expect faster arithmetic."
+    saved = (
+        "16-bit training saves memory and memory traffic here, but the arithmetic is not faster."
+    )
     if hardware.bf16 == "native":
         native = "BF16 is native on M3 and later (macOS 14 or later)."
         return _choice("bf16-mixed", native, _RANGE_OF_FP32, warnings=(saved,))

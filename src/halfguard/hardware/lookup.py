@@ -120,8 +120,8 @@ def find_card(name: str) -> Hardware:
     if _NAME_OF_TWO_CARDS.fullmatch(model):
         number = model.split()[1]
         raise UsageError(
-            f"{name!r} is the name of two cards: Quadro RTX {number}, RTX {number} Ada.",
-            cure=f"Name one of them: 'Quadro RTX {number}' or 'RTX {number} Ada'.",
+            f"{name!r} matches two cards: Quadro RTX {number}, RTX {number} Ada.",
+            cure=f"Specify one of them: 'Quadro RTX {number}' or 'RTX {number} Ada'.",
         )
     generation = _generation_of(name, _vendor_of(name))
     return _raise_unknown(name) if generation is None else load_table().hardware(generation, name)
@@ -218,6 +218,6 @@ def _raise_unknown(name: str) -> NoReturn:
         else "Use the name that nvidia-smi or torch shows."
     )
     raise UsageError(
-        f"There is no card {name!r} in the table.",
+        f"The card {name!r} is not in the table.",
         cure=f"{advice} docs/reference/hardware.md lists all generations.",
     )

@@ -16,9 +16,13 @@ class TestNoGainInTime:
         ("cost", "why", "cure"),
         [
             (measured(ratio=1.2, seconds=0.01, flops=1e8), "too small", "larger batch"),
-            (measured(ratio=1.2, seconds=0.2, flops=1e8), "moves data", "Fuse"),
-            (measured(ratio=1.2, seconds=9.0, matmul=1.05), "moves data", "FP32 on this machine"),
-            (measured(ratio=1.2, matmul=1.05), "not faster in it", "FP32 on this machine"),
+            (measured(ratio=1.2, seconds=0.2, flops=1e8), "memory bandwidth", "Fuse"),
+            (measured(ratio=1.2, seconds=9.0, matmul=1.05), "memory bandwidth", "FP32 on this machine"),
+            (
+                measured(ratio=1.2, matmul=1.05),
+                "not faster in this precision",
+                "FP32 on this machine",
+            ),
             (measured(ratio=0.97, fp32_products="high"), "TF32", "Nothing is wrong"),
             (measured(ratio=1.0, casts=400), "are casts", "fp32_island"),
             (measured(ratio=0.95), "small part", "FP32 here"),

@@ -259,7 +259,7 @@ def test_one_half_layer_without_autocast_is_cured_by_a_conversion(layers: int) -
     model = OneHalf(layers).requires_grad_(False)
     finding = found(hg.doctor(model, precision="fp32", batch=batch()), "HD101")
     assert "autocast" not in finding.cure
-    assert "Autocast was on" not in finding.why
+    assert "Autocast was enabled" not in finding.why
     cured(finding, model=model)
     assert hg.doctor(model, precision="fp32", batch=batch()).findings == ()
 

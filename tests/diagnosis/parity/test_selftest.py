@@ -117,7 +117,7 @@ def test_nan_at_a_realistic_batch_size_only_is_found() -> None:
     assert all(row.passed for row in rows({"convolution": faulty}, batch_size=4).values())
     found = rows({"convolution": faulty}, batch_size=8)
     assert not found["FP16"].passed
-    assert found["FP16"].detail == "1 of 1605632 elements are NaN or infinite"
+    assert found["FP16"].detail == "1 of 1605632 elements are NaN or Inf"
     assert found["FP32"].passed
     assert found["BF16"].passed
 

@@ -54,7 +54,7 @@ def _time(cost: Cost, base: PrecisionCost, other: PrecisionCost) -> Iterator[Fin
         subject=other.precision,
         message=f"{other.precision} {_speed(other.ratio, base.precision)} on {cost.device}.",
         why=" ".join(reason.why for reason in reasons)
-        or "Only matrix products are faster in 16 bits, and they are a small part of this step.",
+        or "Only matrix products are faster in 16-bit precision, and they are a small part of this step.",
         cure=reasons[0].cure
         if reasons
         else "Train in FP32 here, or make the matrix products larger: a larger batch, wider layers.",
@@ -65,8 +65,10 @@ def _slow_reasons(cost: Cost, base: PrecisionCost, other: PrecisionCost) -> Iter
     """Yield the reasons that the measurements show, the most important first."""
     if other.matmul_ratio is not None and other.matmul_ratio > FAST_RATIO:
         yield Reason(
-            why="Matrix products are not faster in it on this machine: a large one takes "
-            f"{other.matmul_ratio:.2f} of the time of FP32.",
+            why=(
+                "Matrix products are not faster in this precision on this machine: a large one takes "
+                f"{other.matmul_ratio:.2f} of the time of FP32."
+            ),
             cure="Train in FP32 on this machine, or in another 16-bit precision if that is fast here. "
             'halfguard doctor --gpu "NAME" shows what a card can do.',
         )
@@ -76,8 +78,10 @@ def _slow_reasons(cost: Cost, base: PrecisionCost, other: PrecisionCost) -> Iter
             yield _little_to_gain(base, share)
     if cost.fp32_products != "highest":
         yield Reason(
-            why="FP32 is already fast here: its matrix products run in TF32 or less (float32 matmul "
-            f"precision {cost.fp32_products!r}), on the same units as half.",
+            why=(
+                "FP32 is already fast here: its matrix products run in TF32 or less (float32 matmul "
+                f"precision {cost.fp32_products!r}), on the same units as 16-bit products."
+            ),
             cure="Nothing is wrong: TF32 already gives most of the gain. For a true FP32 baseline call "
             'torch.set_float32_matmul_precision("highest").',
         )
@@ -94,8 +98,8 @@ def _slow_reasons(cost: Cost, base: PrecisionCost, other: PrecisionCost) -> Iter
 def _little_to_gain(base: PrecisionCost, share: float) -> Reason:
     percent = f"{share:.0%}" if share >= 0.01 else "less than 1%"
     products = (
-        f"Only matrix products get faster in half. They are {percent} of a step in {base.precision}, at the "
-        "speed of this machine."
+        f"Only matrix products are faster in 16-bit precision. They are {percent} of a step in "
+        f"{base.precision}, at the speed of this machine."
     )
     if (base.seconds or 0.0) / max(base.operations, 1) < SHORT_OPERATION:
         return Reason(
@@ -105,7 +109,10 @@ def _little_to_gain(base: PrecisionCost, share: float) -> Reason:
             "optimizer). If neither is possible, FP32 is the right choice for this model.",
         )
     return Reason(
-        why=f"{products} The rest moves data: elementwise operations, normalisation, the optimizer.",
+        why=(
+            f"{products} The rest of the step is limited by memory bandwidth: elementwise operations, "
+            "normalization and the optimizer."
+        ),
         cure="Fuse operations that move data (torch.compile, a fused optimizer, "
         "scaled_dot_product_attention), then measure again.",
     )
@@ -134,8 +141,10 @@ def _memory(base: PrecisionCost, other: PrecisionCost) -> Iterator[Finding]:
         f"{format_bytes(before)}: {_change(before, after)}.",
         why=f"{reason.why} Activations kept for the backward pass shrink: {format_bytes(old)} to "
         f"{format_bytes(new)}.",
-        cure="This is expected. Half saves activation memory, so use a larger batch or longer sequences; or "
-        f"{reason.cure}.",
+        cure=(
+            "This is expected. 16-bit precision saves activation memory, so use a larger batch or longer "
+            f"sequences, or {reason.cure}."
+        ),
     )
 
 
@@ -144,12 +153,14 @@ def _in_mixed_precision(other: PrecisionCost) -> Reason:
     parts = other.memory.largest
     fixed = parts.weights + parts.gradients + parts.optimizer
     copies = format_bytes(parts.weight_copies)
-    added = f" Autocast adds {copies} of half copies of the weights." if parts.weight_copies else ""
+    added = (
+        f" Autocast adds {copies} of 16-bit copies of the weights." if parts.weight_copies else ""
+    )
     return Reason(
         why=f"Weights ({format_bytes(parts.weights)}), gradients ({format_bytes(parts.gradients)}) and "
         f"optimizer state ({format_bytes(parts.optimizer)}) stay FP32 in mixed precision: "
         f"{format_bytes(fixed)}.{added}",
-        cure="shrink the rest: 8-bit optimizer state, adapters on a frozen half base",
+        cure="shrink the rest: 8-bit optimizer state, adapters on a frozen 16-bit base",
     )
 
 
@@ -163,11 +174,13 @@ def _with_masters(base: PrecisionCost, other: PrecisionCost) -> Reason:
         else ""
     )
     return Reason(
-        why=f"Weights ({format_bytes(old.weights)} to {format_bytes(new.weights)}) and gradients "
-        f"({format_bytes(old.gradients)} to {format_bytes(new.gradients)}) shrink, but the optimizer "
-        f"updates FP32 masters: its state goes from {format_bytes(old.optimizer)} to "
-        f"{format_bytes(new.optimizer)}{during}.",
-        cure="train adapters on a frozen half base, which needs no masters",
+        why=(
+            f"Weights ({format_bytes(old.weights)} to {format_bytes(new.weights)}) and gradients "
+            f"({format_bytes(old.gradients)} to {format_bytes(new.gradients)}) shrink, but the optimizer "
+            f"updates FP32 master weights: its state goes from {format_bytes(old.optimizer)} to "
+            f"{format_bytes(new.optimizer)}{during}."
+        ),
+        cure="train adapters on a frozen 16-bit base, which needs no master weights",
     )
 
 
@@ -179,18 +192,18 @@ def _change(before: int, after: int) -> str:
 
 
 _NOT_COUNTED = (
-    "Only tensors are counted: on a GPU, driver and workspaces need several hundred MB more."
+    "Only tensors are counted. On a GPU, the driver and workspaces need several hundred MB more."
 )
 _FOR_ACTIVATIONS = (
-    "Halve the micro-batch and accumulate twice as many: the update is the same, unless the model has "
-    "BatchNorm. Checkpoint its repeated blocks (torch.utils.checkpoint, or "
-    "model.gradient_checkpointing_enable() in transformers): the result is the same, their forward pass runs "
-    "twice."
+    "Halve the micro-batch size and accumulate twice as many micro-batches: the update is the same unless "
+    "the model has BatchNorm. Checkpoint its repeated blocks (torch.utils.checkpoint, or "
+    "model.gradient_checkpointing_enable() in transformers): the result is the same, but their forward pass "
+    "runs twice."
 )
 _FOR_WEIGHTS = (
-    "Use an optimizer with 8-bit state (AdamW8bit of bitsandbytes or torchao), a quarter of Adam's. Train "
-    "adapters (LoRA) on a frozen half base, in FP32 with halfguard.upcast_trainable(model), and compare with "
-    "halfguard validate."
+    "Use an optimizer with 8-bit state (AdamW8bit of bitsandbytes or torchao), which is a quarter of the "
+    "size of Adam's state. Train adapters (LoRA) on a frozen 16-bit base, in FP32 with "
+    "halfguard.upcast_trainable(model), and compare with halfguard validate."
 )
 
 
@@ -215,10 +228,12 @@ def _failed(failed: Sequence[PrecisionCost], passed: PrecisionCost | None) -> Fi
         severity="error",
         subject=_join_names(failed),
         message=f"A step in {_join_names(failed)} raised {failed[0].failure}",
-        cure="No precision passed. Run one step of the job without halfguard."
+        cure="The step failed in every precision. Run one step of the job without halfguard."
         if passed is None
-        else f"It passed in {passed.precision}. Keep a module that needs FP32 in FP32: "
-        "halfguard.fp32_island(module).",
+        else (
+            f"The step ran in {passed.precision}. Keep modules that need FP32 in FP32 with "
+            "halfguard.fp32_island(module)."
+        ),
     )
 
 
@@ -235,9 +250,11 @@ def _out_of_memory(
         severity="error",
         subject=_join_names(failed),
         message=f"A step in {_join_names(failed)} ran out of memory on {device}: {failed[0].failure}",
-        why=f"Until then it needed: weights {format_bytes(parts.weights)}, gradients "
-        f"{format_bytes(parts.gradients)}, optimizer state {format_bytes(parts.optimizer)}, activations "
-        f"{format_bytes(parts.activations)}. {_NOT_COUNTED}",
+        why=(
+            f"Before the failure it needed: weights {format_bytes(parts.weights)}, gradients "
+            f"{format_bytes(parts.gradients)}, optimizer state {format_bytes(parts.optimizer)}, activations "
+            f"{format_bytes(parts.activations)}. {_NOT_COUNTED}"
+        ),
         cure=fits + _advice(parts),
     )
 

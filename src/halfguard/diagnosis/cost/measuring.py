@@ -33,11 +33,14 @@ from halfguard.workload.user_error import is_out_of_memory, user_frame
 MAX_SETTLING_STEPS = 24  # skipped steps after which a loss scale that does not settle is left alone
 # torch's GradScaler does not say what to do about its errors.
 _SCALER_CURES = {
-    "Attempting to unscale FP16 gradients": "For adapters over a frozen base call "
-    "halfguard.upcast_trainable(model) before building the optimizer; to train FP16 weights wrap it: "
-    "halfguard.MasterWeights(optimizer).",
-    "No inf checks were recorded": "No gradient reached the optimizer: either the loss does not depend on "
-    "its parameters, or it was built before model.to(device) replaced them.",
+    "Attempting to unscale FP16 gradients": (
+        "For adapters on a frozen base, call halfguard.upcast_trainable(model) before creating the "
+        "optimizer. To train FP16 weights, wrap the optimizer: halfguard.MasterWeights(optimizer)."
+    ),
+    "No inf checks were recorded": (
+        "No gradient reached the optimizer: either the loss does not depend on its parameters, or it was "
+        "created before model.to(device) replaced them."
+    ),
 }
 
 
@@ -171,7 +174,7 @@ def measure_cost(
         for name in dict.fromkeys(DEFAULT_PRECISIONS if precisions is None else precisions)
     ]
     if not wanted:
-        raise UsageError("No precision was named.", cure=f"Allowed: {', '.join(Precision)}.")
+        raise UsageError("No precision was given.", cure=f"Allowed: {', '.join(Precision)}.")
     with seeded(workload.seed):
         job = workload.fresh()
         steps = make_repeated_steps(job, wanted, list(job.take(BATCH_COUNT)))

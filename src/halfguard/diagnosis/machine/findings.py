@@ -108,7 +108,7 @@ def _scaler_off(machine: Machine, severity: Severity) -> Finding:
 
 
 def _emulated_bf16(hardware: Hardware, better: MixedPrecisionName, severity: Severity) -> Finding:
-    why = "It is computed in FP32 and rounded: slower than FP16 and FP32."
+    why = "BF16 is computed in FP32 and rounded, which is slower than both FP16 and FP32."
     cure = f"Use {better}."
     if hardware.vendor == "NVIDIA":
         why += " torch.cuda.is_bf16_supported() still returns True, because it counts emulation."
@@ -129,11 +129,13 @@ def _faulty_fp16(hardware: Hardware, severity: Severity) -> Finding:
     return Finding(
         code="HD003",
         severity=severity,
-        message=f"FP16 gives NaN or wrong results on {hardware.name}.",
+        message=f"FP16 returns NaN or wrong results on {hardware.name}.",
         subject="fp16-mixed",
-        why="On chips without tensor cores (TU116, TU117) convolutions fail at training sizes, but not in "
-        "small tests: pytorch/pytorch#58123, ultralytics/ultralytics#17977.",
-        cure="Use fp32. After an update of the driver or torch, test again: halfguard doctor --batch-size N.",
+        why=(
+            "On chips without tensor cores (TU116, TU117), convolutions fail at training sizes but not in "
+            "small tests: pytorch/pytorch#58123, ultralytics/ultralytics#17977."
+        ),
+        cure="Use fp32. After updating the driver or torch, test again: halfguard doctor --batch-size N.",
     )
 
 
@@ -161,8 +163,10 @@ def _slow_fp16(hardware: Hardware, severity: Severity) -> Finding:
         severity=severity,
         message=f"FP16 is not faster on {hardware.name}.",
         subject="fp16-mixed",
-        why="It has no tensor cores, and FP16 arithmetic is far slower than FP32, so FP32 is used. "
-        "Weights, gradients and optimizer state stay FP32: only saved activations shrink.",
+        why=(
+            "It has no tensor cores, and FP16 arithmetic is far slower than FP32, so FP32 is used. Weights, "
+            "gradients and optimizer state stay in FP32, so only saved activations shrink."
+        ),
         cure="Use fp32. Use fp16-mixed only if the activations do not fit.",
     )
 

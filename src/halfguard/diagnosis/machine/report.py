@@ -104,7 +104,7 @@ def _describe_fp16(hardware: Hardware) -> str:
     if hardware.kind == "processor":
         return _on_processor(hardware, "FP16")
     return {
-        "faulty": "wrong: convolutions are known to give NaN",
+        "faulty": "wrong: convolutions are known to return NaN",
         "slow": "storage only: FP16 arithmetic is far slower than FP32, so FP32 is used",
         "unknown": "unknown",
     }.get(hardware.fp16, f"native, {_units(hardware)}")

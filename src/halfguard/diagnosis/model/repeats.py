@@ -161,7 +161,7 @@ def find_lossy_line(setup: TrainingSetup) -> tuple[str, int, str] | None:
             if taped.dtype is not None:
                 for found in attribute(taped, taped.dtype).findings:
                     file, _, line = found.place.rpartition(":")
-                    how = f"digits are lost there ({found.code}), {found.share:.0%} of the lost accuracy"
+                    how = f"digits are lost there ({found.code}), which causes {found.share:.0%} of the error"
                     return file, int(line), how
         except Exception:  # noqa: BLE001  the difference is reported without it
             return None

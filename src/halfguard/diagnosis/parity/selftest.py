@@ -90,7 +90,7 @@ def _compare(
             return math.inf, str(failure).strip().splitlines()[0]
         nonfinite = output.numel() - int(output.isfinite().sum())
         if nonfinite:
-            return math.inf, f"{nonfinite} of {output.numel()} elements are NaN or infinite"
+            return math.inf, f"{nonfinite} of {output.numel()} elements are NaN or Inf"
         selected = tuple(
             (case.select(x, batch) if part else x).double()
             for x, part in zip(inputs, case.selectable, strict=True)

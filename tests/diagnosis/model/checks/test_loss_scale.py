@@ -81,12 +81,12 @@ def test_weights_alone_and_runs_without_a_scale_need_none() -> None:
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no checkpoint"):
+    with pytest.raises(UsageError, match="does not exist"):
         hg.doctor(scaler=torch.amp.GradScaler("cpu"), checkpoint=tmp_path / "last.pt")
     for name in ("last.pt", "last.safetensors"):  # also where nothing is looked for in it
-        with pytest.raises(UsageError, match="no checkpoint"):
+        with pytest.raises(UsageError, match="does not exist"):
             hg.doctor(net(), checkpoint=tmp_path / name)
-    with pytest.raises(UsageError, match="no checkpoint '3'"):
+    with pytest.raises(UsageError, match="checkpoint '3' does not exist"):
         hg.doctor(net(), checkpoint=3)  # type: ignore[arg-type]
 
 

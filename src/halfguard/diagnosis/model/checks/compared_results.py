@@ -57,9 +57,9 @@ def check_hd118(setup: TrainingSetup) -> Iterator[Finding]:
     if difference:
         yield Finding(
             code="HD118",
-            message=f"torch.compile gives another result than eager mode: {difference}.",
+            message=f"torch.compile returns a different result from eager mode: {difference}.",
             subject="torch.compile",
-            why="The compiler leaves out casts to 16 bits between operations that it fuses.",
+            why="The compiler omits casts to 16-bit between operations that it fuses.",
             cure="import torch._inductor.config\n"
             "torch._inductor.config.emulate_precision_casts = True  # before the model is compiled",
         )
@@ -130,10 +130,10 @@ def check_hg609(setup: TrainingSetup) -> Iterator[Finding]:
 
 
 def _differs(setup: TrainingSetup, name: str, error: float) -> Finding:
-    message = f"{name} differs by {error:.0%} from that of an FP32 run of the same batch"
+    message = f"{name} differs by {error:.0%} from its value in an FP32 run of the same batch"
     why = (
-        "Rounding explains less than 1%: a number overflows and the infinity is swallowed, or digits are "
-        "lost in a difference."
+        "Rounding explains less than 1% of this. Either a value overflows and a later operation swallows "
+        "the Inf, or digits are lost in a subtraction."
     )
     place = find_lossy_line(setup)
     if place is None or not place[0]:
@@ -141,7 +141,9 @@ def _differs(setup: TrainingSetup, name: str, error: float) -> Finding:
         return Finding(code="HG609", message=f"{message}.", subject=name, why=why, cure=cure)
     file, line, how = place
     message = f"{message}: at {file}:{line}, {how}."
-    cure = f"Compute line {line} of {file} in FP32: .float() on its inputs, with autocast off."
+    cure = (
+        f"Compute line {line} of {file} in FP32: call .float() on its inputs and disable autocast."
+    )
     return Finding(
         code="HG609", message=message, path=file, line=line, subject=name, why=why, cure=cure
     )

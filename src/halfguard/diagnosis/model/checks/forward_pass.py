@@ -23,7 +23,7 @@ def check_hd100(setup: TrainingSetup) -> Iterator[Finding]:
         yield Finding(
             code="HD100",
             severity="note",
-            message="the forward pass was not run, so its precision is not known.",
+            message="the forward pass was not run, so its precision is unknown.",
             subject="training_step",
             why=setup.not_run,
             cure="Pass loss=: a function loss(module, batch) that returns the loss.",
@@ -49,13 +49,16 @@ def _explain(setup: TrainingSetup, error: ForwardError) -> tuple[str, str]:
     if error.out_of_memory:
         return "", "To see what to change first, run: halfguard doctor ENTRY --cost"
     if "without overflow" in error.message:  # masked_fill(mask, -1e9) on a half tensor
-        why = "A constant in the code is beyond the range of the tensor's 16-bit dtype."
+        why = "A constant in the code is outside the range of the tensor's 16-bit dtype."
         return (
             why,
             "Use the limit of the dtype: torch.finfo(x.dtype).min instead of a number like -1e9.",
         )
     if call.context.autocast is not None and call.context.module:
-        why = f"{call.operation} was called under autocast and may have no kernel for these dtypes here."
+        why = (
+            f"{call.operation} was called under autocast and may have no kernel for these dtypes on this "
+            "device."
+        )
         return why, f'halfguard.fp32_island(model.get_submodule("{call.context.module}").float())'
     if before and error.missing_attribute:
         return "Only the training step was run, without the hooks that run before it.", before
@@ -127,7 +130,7 @@ def check_hd110(setup: TrainingSetup) -> Iterator[Finding]:
         message=f"{call.operation} {where} was given "
         f"{' and '.join(map(dtype_name, call.dtypes))}: {error.message}{error.place}",
         subject=module or None,
-        why="Outside of autocast, operands are not cast to one dtype.",
+        why="Outside autocast, operands are not cast to a common dtype.",
         cure=_cure(setup, error),
     )
 

@@ -42,11 +42,15 @@ def check_hg401(setup: TrainingSetup) -> Iterator[Finding]:
         message=f"{count_are(len(found), 'trainable parameter')} float16: "
         f"{join_names(parameter.name for parameter in found)}.",
         subject=found[0].name,
-        why="With a fused optimizer torch does not raise for FP16 parameters, but small updates are rounded "
-        "away: 1 - 1e-4 is 1 in FP16."
+        why=(
+            "With a fused optimizer, torch does not raise for FP16 parameters, but small updates are "
+            "rounded away: 1 - 1e-4 is 1 in FP16."
+        )
         if fused
-        else 'scaler.step() will raise "Attempting to unscale FP16 gradients.": torch rejects FP16 '
-        "parameters, because small updates to them are rounded away.",
+        else (
+            'scaler.step() will raise "Attempting to unscale FP16 gradients.": torch rejects FP16 '
+            "parameters because small updates to them are rounded away."
+        ),
         cure=setup.half_weights_cure,
     )
 
@@ -65,8 +69,10 @@ def check_hg401_adapters(setup: TrainingSetup) -> Iterator[Finding]:
     yield Finding(
         code="HG401",
         severity="error",
-        message=f"{count_are(len(found), 'trained parameter')} {dtype}, on a frozen half base: "
-        f"{join_names(one.name for one in found)}.",
+        message=(
+            f"{count_are(len(found), 'trained parameter')} {dtype}, on a frozen 16-bit base: "
+            f"{join_names(one.name for one in found)}."
+        ),
         subject=found[0].name,
         why="Small updates to them are rounded away." + (scaler if dtype == "float16" else ""),
         cure=setup.half_weights_cure,
@@ -112,12 +118,12 @@ def _describe(
 ) -> str:
     if share is not None:
         lost = f"{share:.0%}" if share >= 0.01 or not share else "less than 1%"
-        return f" At this learning rate about {lost} of the updates, by size, is rounded away."
+        return f" At this learning rate about {lost} of the updates, by magnitude, is rounded away."
     optimizer = found[0].optimizer
     if optimizer is None:
         return " How many updates are lost depends on the optimizer."
     if _has_loss(setup) or not any(map(needs_gradients, found)):
-        return f" How many updates are lost is not known for {type(optimizer).__name__}."
+        return f" It is unknown how many updates are lost with {type(optimizer).__name__}."
     return " How many updates are lost depends on the gradients: pass loss and batch to measure it."
 
 
@@ -146,7 +152,10 @@ def check_hg403(setup: TrainingSetup) -> Iterator[Finding]:
         message=f"{type(found[0].optimizer).__name__}'s eps={eps:g} is 0 in {dtype}, the dtype of "
         f"{join_names(parameter.name for parameter in found)}.",
         subject=found[0].name,
-        why="Where the squared gradient underflows to 0, the update is 0 / 0: NaN after the first step.",
+        why=(
+            "Where the squared gradient underflows to 0, the update is 0 / 0, which is NaN after the first "
+            "step."
+        ),
         cure=setup.half_weights_cure,
     )
 
@@ -161,10 +170,15 @@ def _check_fused(setup: TrainingSetup) -> Iterator[Finding]:
     yield Finding(
         code="HG403",
         severity="error",
-        message=f"{type(found[0].optimizer).__name__} stores squared gradients in float16, and "
-        f"{share:.0%} of them are 0 there: {join_names(one.name for one in found)}.",
+        message=(
+            f"{type(found[0].optimizer).__name__} stores squared gradients in float16, where {share:.0%} of "
+            f"them are 0: {join_names(one.name for one in found)}."
+        ),
         subject=found[0].name,
-        why=f"Updates are divided by their root: they become up to {factor:.0f} times as long as configured.",
+        why=(
+            f"Updates are divided by the square root of these values, so they become up to {factor:.0f} "
+            "times larger than configured."
+        ),
         cure=setup.half_weights_cure,
     )
 
@@ -211,10 +225,12 @@ def check_hd108(setup: TrainingSetup) -> Iterator[Finding]:
     if found:
         yield Finding(
             code="HD108",
-            message=f"running statistics of BatchNorm are kept in 16 bits: {join_names(found)}.",
+            message=f"BatchNorm running statistics are stored in 16-bit precision: {join_names(found)}.",
             subject=found[0],
-            why="In half a moving average loses small increments, and a variance above 65504 is infinite in "
-            "FP16: the model gives other results in eval() than in training.",
+            why=(
+                "A 16-bit moving average loses small increments, and a variance above 65504 is Inf in FP16, "
+                "so the model returns different results in eval() than in training."
+            ),
             cure="for module in model.modules():\n"
             "    if isinstance(module, torch.nn.modules.batchnorm._NormBase): module.float()",
         )

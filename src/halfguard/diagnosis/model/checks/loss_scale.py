@@ -36,9 +36,12 @@ def check_hg309(setup: TrainingSetup) -> Iterator[Finding]:
     yield Finding(
         code="HG309",
         severity="error",
-        message=f"{name} has the state of the optimizer but not of the scaler.",
+        message=f"{name} contains the optimizer state but not the scaler state.",
         subject=name,
-        why="A resumed run starts at the initial scale again: steps may overflow that did not before.",
+        why=(
+            "A resumed run starts at the initial scale again, so steps may overflow that did not overflow "
+            "before."
+        ),
         cure='torch.save({**checkpoint, "scaler": scaler.state_dict()}, path)  '
         '# and on resume scaler.load_state_dict(checkpoint["scaler"])',
     )
@@ -95,11 +98,15 @@ def check_hg214(setup: TrainingSetup) -> Iterator[Finding]:
             yield Finding(
                 code="HG214",
                 severity="error",
-                message=f"{name or 'the model'} is sharded by FSDP1, and the scaler is a plain "
-                f"{type(setup.scaler).__name__}.",
+                message=(
+                    f"{name or 'the model'} is sharded by FSDP1, but the scaler is a plain "
+                    f"{type(setup.scaler).__name__}."
+                ),
                 subject=name or None,
-                why="It finds overflows in its own shard only: one rank skips a step, the others apply "
-                "it, and their weights and scales diverge.",
+                why=(
+                    "It finds overflows only in its own shard. One rank skips a step while the others apply "
+                    "it, so their weights and scales diverge."
+                ),
                 cure="from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler\n"
                 f'scaler = ShardedGradScaler("{setup.device_type}")',
             )
@@ -120,7 +127,7 @@ def check_hg207(setup: TrainingSetup) -> Iterator[Finding]:
         severity="error" if _is_problem(setup) else "note",
         message=f"{describe_fp16(setup)}, but there is no loss scaler.{_describe_lost(setup)}",
         subject="scaler",
-        why="A gradient below 3e-8 is 0 in FP16, without a warning: layers stop learning.",
+        why="Gradients below 3e-8 silently become 0 in FP16, so layers stop learning.",
         cure=setup.advice.scaler,
     )
 
@@ -134,7 +141,10 @@ def _is_problem(setup: TrainingSetup) -> bool:
 def _describe_lost(setup: TrainingSetup) -> str:
     if setup.gradients is None:
         return ""
-    return f" In this batch {setup.gradients.lost:.1%} of the gradients are 0 that are not 0 with a scale."
+    return (
+        f" In this batch {setup.gradients.lost:.1%} of the gradients are 0 but would not be 0 with a loss "
+        "scale."
+    )
 
 
 def describe_fp16(setup: TrainingSetup) -> str:
@@ -159,7 +169,7 @@ def check_hd113(setup: TrainingSetup) -> Iterator[Finding]:
         severity="error",
         message=f"{describe_fp16(setup)}, but the loss scaler is disabled.",
         subject="scaler",
-        why="It was created for CUDA, which is not available: torch warns and disables it."
+        why="It was created for CUDA, which is not available, so torch warns and disables it."
         if absent
         else "It was created with enabled=False.",
         cure=f'scaler = torch.amp.GradScaler("{setup.device_type}")',
@@ -173,10 +183,12 @@ def check_hg307(setup: TrainingSetup) -> Iterator[Finding]:
         return
     yield Finding(
         code="HG307",
-        message="autograd's anomaly detection is on together with a loss scaler.",
+        message="autograd's anomaly detection is enabled together with a loss scaler.",
         subject="detect_anomaly",
-        why="A scaler finds its scale by skipping steps that overflow. Anomaly detection raises there "
-        "instead, although the run is healthy. It also slows down every step.",
+        why=(
+            "A scaler calibrates by skipping steps that overflow. Anomaly detection raises in these steps "
+            "although the run is healthy. It also slows down every step."
+        ),
         cure="trainer = Trainer(detect_anomaly=False)"
         if setup.detects_anomalies
         else "torch.autograd.set_detect_anomaly(False)",

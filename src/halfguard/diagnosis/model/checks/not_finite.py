@@ -19,8 +19,8 @@ from halfguard.records.autopsy import Culprit
 from halfguard.records.finding import Finding
 
 _NOT_PRECISION = (
-    "Look at the batch and at that line: a division by a count of 0 (all labels ignored, an empty mask), or "
-    "a logarithm or root of 0."
+    "Check the batch and that line for a division by a count of 0 (all labels ignored, an empty mask) or a "
+    "logarithm or root of 0."
 )
 
 
@@ -39,9 +39,9 @@ def check_hd115(setup: TrainingSetup) -> Iterator[Finding]:
     yield Finding(
         code="HD115",
         severity="warning" if now else "note",
-        message="logging_nan_inf_filter is on: a NaN loss will not be in the log.",
+        message="logging_nan_inf_filter is enabled, so a NaN loss will not appear in the log.",
         subject="logging_nan_inf_filter",
-        why="The Trainer replaces it by the mean of the others, so the curve looks clean.",
+        why="The Trainer replaces it with the mean of the other losses, so the curve looks healthy.",
         cure="args.logging_nan_inf_filter = False",
     )
 
@@ -70,7 +70,7 @@ def describe_culprit(culprit: Culprit | None) -> str:
     if culprit is None:
         return ""
     if culprit.kind != "op":
-        return f" The {culprit.kind} {culprit.name} was not finite before."
+        return f" The {culprit.kind} {culprit.name} was not finite before the pass."
     where = "outside the model" if culprit.module is None else f"in {culprit.module or 'the model'}"
     line = f" ({culprit.place}: {culprit.code})" if culprit.file else ""
     return f" {culprit.op} {where} returned the first NaN or Inf{line}."
@@ -84,30 +84,33 @@ def island_line(module: str) -> str:
 def _explain(setup: TrainingSetup, culprit: Culprit | None) -> tuple[str, str]:
     if not can_repeat(setup):
         return (
-            "With several ranks the pass is not repeated to find the operation.",
+            "With several ranks, the pass is not repeated to find the operation.",
             "Run doctor() in one process, with the batch of this rank.",
         )
     if culprit is not None and culprit.kind in ("parameter", "buffer"):
         return (
-            "Everything that uses it is not finite either, in any precision.",
-            f"Load weights that are finite: {culprit.name} is not.",
+            "Every result that depends on it is not finite either, in any precision.",
+            f"Load finite weights: {culprit.name} is not finite.",
         )
     with in_fp32(setup):
         again = repeat_forward(setup)
         in_half = not again.is_finite and _made_in_half(find_culprit(setup))
     if again.error:
-        return "It could not be run in FP32 to compare.", "Run the same step in FP32."
+        return (
+            f"It raises in FP32, so it could not be compared: {again.error}",
+            "Fix this error first, then run the check again.",
+        )
     if in_half:
         return (
-            "It is not finite in an FP32 run either: the code itself casts to 16 bits.",
+            "It is not finite in an FP32 run either because the code itself casts to 16-bit.",
             "Remove that cast, or compute the line in float32.",
         )
     if not again.is_finite:
         return (
-            "It is not finite in FP32 either, so the precision is not the reason.",
+            "It is not finite in FP32 either, so the precision is not the cause.",
             _NOT_PRECISION,
         )
-    return "In FP32 it is finite: a number left the range of 16 bits.", _cure(setup, culprit)
+    return "In FP32 it is finite, so a value overflowed the 16-bit format.", _cure(setup, culprit)
 
 
 def _made_in_half(culprit: Culprit | None) -> bool:
@@ -121,7 +124,7 @@ def _cure(setup: TrainingSetup, culprit: Culprit | None) -> str:
     if module and repeat_forward(setup, island=module).is_finite:
         return island_line(module)
     if module is None and culprit is not None:
-        return f"Compute this line in float32: .float() on its inputs ({culprit.place})."
+        return f"Compute this line in float32: call .float() on its inputs ({culprit.place})."
     return "Find the modules that need FP32: halfguard plan ENTRY -o plan.yaml"
 
 
@@ -144,7 +147,7 @@ def check_hg601_on_cuda(setup: TrainingSetup) -> Iterator[Finding]:
             code="HG601",
             message=f"under CUDA's autocast in {name} the forward pass raises: {again.error}",
             subject="autocast",
-            why="On this CPU it does not: CUDA's autocast has other rules.",
+            why="On this CPU it does not raise, because CUDA's autocast has different rules.",
             cure="Use the function that takes logits, such as binary_cross_entropy_with_logits.",
         )
         return
@@ -158,8 +161,11 @@ def check_hg601_on_cuda(setup: TrainingSetup) -> Iterator[Finding]:
         message=f"under CUDA's autocast in {name} the forward pass is not finite: {bad}."
         f"{describe_culprit(culprit)}",
         subject=module or None,
-        why="On this CPU it is finite: CUDA's autocast computes other operations in half than the CPU's.",
+        why=(
+            "On this CPU it is finite, because CUDA's autocast computes different operations in 16-bit "
+            "precision."
+        ),
         cure=island_line(module)
         if module
-        else "Compute this line in float32: .float() on its inputs.",
+        else "Compute this line in float32: call .float() on its inputs.",
     )

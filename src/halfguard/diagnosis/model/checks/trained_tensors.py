@@ -38,11 +38,16 @@ def check_hd106(setup: TrainingSetup) -> Iterator[Finding]:
     yield Finding(
         code="HD106",
         severity="error",
-        message=f"{len(outside)} of the {len(setup.parameters)} parameters in the optimizer are not the "
-        f"model's, and it does not contain {join_names(left_out)}.",
+        message=(
+            f"{len(outside)} of the {len(setup.parameters)} parameters in the optimizer do not belong to "
+            f"the model, and the optimizer does not contain {join_names(left_out)}."
+        ),
         subject=next(iter(left_out)),
-        why="The model's parameters were replaced after the optimizer was built: by a move, by sharding or "
-        "by load_state_dict(assign=True). The old ones get no gradient: nothing is trained.",
+        why=(
+            "The model's parameters were replaced after the optimizer was created: by a move, by sharding "
+            "or by load_state_dict(assign=True). The old parameters receive no gradients, so nothing is "
+            "trained."
+        ),
         cure=f"optimizer = {_constructor_call(outside[0].optimizer)}  # after the model is complete",
     )
 
@@ -58,10 +63,15 @@ def _note_copies(setup: TrainingSetup) -> Iterator[Finding]:
         yield Finding(
             code="HD106",
             severity="note",
-            message=f"the optimizer has FP32 copies of {len(copies)} half weights: "
-            f"{join_names(one.name for one in copies)}.",
+            message=(
+                f"the optimizer has FP32 copies of {len(copies)} 16-bit weights: "
+                f"{join_names(one.name for one in copies)}."
+            ),
             subject=copies[0].name,
-            why="The loop must copy gradients to them, and new values back: otherwise nothing is trained.",
+            why=(
+                "The loop must copy gradients to these copies and new values back; otherwise nothing is "
+                "trained."
+            ),
             cure="optimizer = halfguard.MasterWeights(optimizer)  # does both",
         )
 
@@ -93,10 +103,12 @@ def check_hd107(setup: TrainingSetup) -> Iterator[Finding]:
         yield Finding(
             code="HD107",
             severity="error",
-            message="the loss does not depend on any parameter: its graph reaches none.",
+            message="the loss does not depend on any parameter.",
             subject="loss",
-            why=f"{cause} backward() raises; or, if requires_grad was set on the loss, the scaler raises "
-            '"No inf checks were recorded".',
+            why=(
+                f'{cause} backward() raises. If requires_grad was set on the loss, the scaler raises "No '
+                'inf checks were recorded" instead.'
+            ),
             cure=cure,
         )
     else:
@@ -106,7 +118,7 @@ def check_hd107(setup: TrainingSetup) -> Iterator[Finding]:
             message=f"nothing is trained: all {len(setup.parameters)} parameters in the optimizer are "
             "frozen.",
             subject="optimizer",
-            why="Their requires_grad is False, so the loss has no graph and backward() raises.",
+            why="All of them have requires_grad=False, so the loss has no graph and backward() raises.",
             cure="model.requires_grad_(True)  # or only the part to be trained",
         )
 
@@ -117,8 +129,8 @@ def _explain(forward: ObservedForward) -> tuple[str, str]:
         cause = "It was rebuilt from a number or detached."
         return cause, "return loss  # the tensor, without .item(), .detach() or torch.tensor(loss)"
     cause = (
-        "The forward pass made no graph: it ran under torch.no_grad(), or in a reentrant checkpoint "
-        "whose inputs need no gradient; or the loss was rebuilt from a number or detached."
+        "The forward pass recorded no graph: it ran under torch.no_grad() or in a reentrant checkpoint "
+        "whose inputs do not require gradients, or the loss was rebuilt from a number or detached."
     )
     cure = (
         "checkpoint(..., use_reentrant=False)  # without a checkpoint: remove torch.no_grad() around the "
@@ -161,8 +173,10 @@ def check_hg404(setup: TrainingSetup) -> Iterator[Finding]:
         severity="warning" if all_trained or not setup.optimizers else "error",
         message=f"trainable, but not a parameter of the model: {join_names(found)}.",
         subject=place,
-        why="model.parameters() does not contain it: model.to() and casts leave it where it is, and "
-        f"checkpoints do not save it.{'' if all_trained else ' No optimizer trains it.'}",
+        why=(
+            "model.parameters() does not contain it, so model.to() and casts do not affect it, and "
+            f"checkpoints do not save it.{'' if all_trained else ' No optimizer trains it.'}"
+        ),
         cure=_cure(place, value),
     )
 

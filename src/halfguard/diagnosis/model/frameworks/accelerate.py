@@ -25,7 +25,9 @@ from halfguard.diagnosis.model.frameworks.inputs import (
 from halfguard.diagnosis.model.measured_precision import MeasuredPrecision
 from halfguard.diagnosis.model.training_setup import Advice, TrainingSetup
 
-_FP16_ON_CPU = "On a CPU, Accelerate runs fp16 as FP32 without a warning: no autocast, no scaler."
+_FP16_ON_CPU = (
+    "On a CPU, Accelerate silently runs fp16 as FP32, without autocast and without a scaler."
+)
 
 
 def recognise(trainer: object) -> bool:

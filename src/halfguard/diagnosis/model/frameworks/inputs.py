@@ -71,15 +71,15 @@ def explain_difference(asked: str | None, measured: MeasuredPrecision) -> str:
         facts.append(f"The trained weights are {measured.weights}.")
     if measured.is_partial:
         wider = join_names(measured.wider_modules)
-        facts.append(f"Less than half of the FLOPs were in 16 bits. In more bits: {wider}.")
+        facts.append(f"Less than half of the FLOPs were 16-bit. In higher precision: {wider}.")
     elif wanted.autocast != measured.autocast:
         state = "off" if measured.autocast == "off" else f"on, in {measured.autocast},"
         facts.append(f"Autocast was {state} in the forward pass.")
     if not facts and asked != measured.name:
         facts.append(
-            "Autocast was off: some weights have another dtype, or the model casts to one."
+            "Autocast was disabled, so some weights have a different dtype, or the model casts to one."
             if measured.autocast == "off"
-            else "Autocast was on, but it does not cast the products that ran."
+            else "Autocast was enabled, but it does not cast the matrix products that ran."
         )
     return " ".join(facts)
 
@@ -175,7 +175,7 @@ def check_optimizers(given: Any) -> tuple[Optimizer, ...]:
     for one in optimizers:
         if not _is_optimizer(one):
             raise UsageError(
-                f"doctor() was given a {type(one).__name__} as an optimizer, which it is not.",
+                f"doctor() was given a {type(one).__name__} as an optimizer, but it is not one.",
                 cure="Pass the optimizer of these parameters: torch.optim.AdamW(model.parameters())."
                 if isinstance(one, nn.Parameter)
                 else "Pass one torch.optim.Optimizer, a list of them (for a dict, its values()), or None.",
@@ -190,7 +190,7 @@ def check_checkpoint(checkpoint: Any) -> Any:
     if isinstance(checkpoint, str | os.PathLike) and Path(checkpoint).exists():
         return checkpoint
     raise UsageError(
-        f"There is no checkpoint {str(checkpoint)!r}.",
+        f"The checkpoint {str(checkpoint)!r} does not exist.",
         cure="Pass a file, a folder, or the saved mapping itself.",
     )
 

@@ -39,7 +39,7 @@ _SETTINGS = {
     "fp64": "64-true",
 }
 
-_MANUAL = "With manual optimization training_step() would change weights."
+_MANUAL = "With manual optimization, training_step() would change weights."
 
 # Hooks that may set attributes, with their arguments, in the order in which a Trainer calls them.
 _BEFORE_TRAINING = {

@@ -89,7 +89,7 @@ def test_plan_writes_a_file_and_says_why(tmp_path: Path, halfguard: Run) -> None
     (line,) = plan.lines
     assert line.code.startswith("message = self.message(x)")
     assert line.reason in " ".join(done.out.split())
-    assert "0.0% of the matrix-product FLOPs leave half" in " ".join(done.out.split())
+    assert "0.0% of the matrix-product FLOPs move to FP32" in " ".join(done.out.split())
 
 
 def test_plan_prints_the_lines_for_transformers(tmp_path: Path, halfguard: Run) -> None:

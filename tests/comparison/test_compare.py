@@ -88,7 +88,10 @@ def test_a_run_that_ends_in_nan_fails_whatever_the_others_say(tmp_path: Path) ->
         found = only(run(fp32, fp16, at=at))
         assert found.word is VerdictLabel.FAIL
         assert found.broken == (3,)
-    assert found.reason == "1 of 5 seeds broke where fp32 finished (seed 3: val_loss is nan)."
+    assert (
+        found.reason
+        == "1 of 5 runs failed although fp32 finished with the same seed (seed 3: val_loss is nan)."
+    )
 
 
 def test_a_nan_that_was_overcome_is_a_note(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_place_that_does_not_exist(tmp_path: Path, name: str) -> None:
 def test_a_folder_without_logs_names_what_is_read(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / "other.db").write_bytes(b"no database")
-    with pytest.raises(UsageError, match="no run of a tracker that halfguard reads") as refused:
+    with pytest.raises(UsageError, match="no run of a tracker that halfguard can read") as refused:
         groups(tmp_path)
     assert "TensorBoard (*tfevents*)" in refused.value.cure
 

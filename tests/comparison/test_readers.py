@@ -191,7 +191,7 @@ def test_how_a_wandb_run_ended(tmp_path: Path) -> None:
         (0, None, None),
         (1, "it ended with exit code 1", None),
         (255, None, "it was interrupted"),
-        (None, None, "wandb has not logged its end: it is still running, or was killed"),
+        (None, None, "wandb has not logged its end: it is still running or was killed"),
     ):
         (tmp_path / "run-abc.wandb").write_bytes(records(0.5, 30, code))
         (run,) = runs(tmp_path)

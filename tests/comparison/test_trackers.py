@@ -168,7 +168,7 @@ def test_a_wandb_run_that_was_killed_is_not_finished(wandb_log: Path, tmp_path: 
         assert run.failure is None
     assert counts >= {0, 1, 2, 3, 4}
     file.write_bytes(whole[: len(whole) // 2])
-    assert "still running, or was killed" in str(only(tmp_path).unfinished)
+    assert "still running or was killed" in str(only(tmp_path).unfinished)
 
 
 def test_a_damaged_wandb_file_is_not_finished(wandb_log: Path, tmp_path: Path) -> None:
@@ -189,4 +189,4 @@ def test_an_unfinished_candidate_is_inconclusive(wandb_log: Path, tmp_path: Path
     (comparison,) = result.verdict.comparisons
     assert comparison.word is VerdictLabel.INCONCLUSIVE
     assert comparison.reason.startswith("The runs with seed 3 are not finished (wandb has not")
-    assert comparison.reason.endswith("Compare again when they have ended.")
+    assert comparison.reason.endswith("Compare again when the runs have ended.")

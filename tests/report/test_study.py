@@ -48,7 +48,7 @@ def text_of(page: str) -> str:
 def test_a_page_has_the_verdict_first_and_all_evidence(mixed: Study, write: Any) -> None:
     page = text_of(write(study_page(mixed, judge(mixed))))
     parts = ["ocr: fp16-mixed FAILS on hmean, bf16-mixed is INCONCLUSIVE, fp16-mixed guarded PASSES",
-             "INCONCLUSIVE", "1 of 5 seeds broke where fp32 finished", "What was asked",
+             "INCONCLUSIVE", "1 of 5 runs failed although fp32 finished", "The question",
              "1.18 (1.15 to 1.21)", "2.9 GB (69%)", "65536 to 524288", "Checklist",
              "for a person", "Return to FP32", "precision: fp32", "Not signed",
              "torch 2.13", "loss is NaN at step 7"]  # fmt: skip

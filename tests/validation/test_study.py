@@ -86,7 +86,7 @@ def when(condition: str, text: str) -> str:
     [
         ("out.write_text('{\"accuracy\": null}')", "accuracy is nan"),
         ('out.write_text(\'{"accuracy": "NaN"}\')', "accuracy is nan"),
-        ("out.write_text('{\"acc\": 1}')", "no number 'accuracy'; it has 'acc'"),
+        ("out.write_text('{\"acc\": 1}')", "no metric 'accuracy'; it has 'acc'"),
         ("pass", "left no JSON at {out}"),
     ],
 )

@@ -56,7 +56,7 @@ def compare(
         from halfguard.comparison.logged_run import At  # noqa: PLC0415
         from halfguard.comparison.page import comparison_page  # noqa: PLC0415
     if at not in list(At):
-        raise typer.BadParameter(f"{at!r} is none of {', '.join(At)}", param_hint="--at")
+        raise typer.BadParameter(f"{at!r} is not one of {', '.join(At)}", param_hint="--at")
     options = CompareOptions(
         metric=metric,
         higher_is_better=higher_is_better,

@@ -93,10 +93,10 @@ def _validate_options(
 
     if precision is not None and precision not in PRECISIONS:
         allowed = ", ".join(PRECISIONS)
-        raise UsageError(f"There is no precision {precision!r}.", cure=f"Allowed: {allowed}.")
+        raise UsageError(f"{precision!r} is not a precision.", cure=f"Allowed: {allowed}.")
     if gpu is not None and (entry is not None or batch_size is not None):
         raise UsageError(
-            "--gpu only describes a card, so nothing can run on it.",
+            "--gpu only describes a card, so nothing can be run.",
             cure="Leave out ENTRY and --batch-size, or leave out --gpu.",
         )
     if cost and entry is None:
@@ -264,7 +264,9 @@ def _print_best(cost: Cost, console: Console) -> None:
     smallest = min(passed, key=lambda row: (row.memory.peak, row is not fastest))
     subject = "it" if smallest is fastest else smallest.precision
     memory = f"{subject} needs the least memory, {format_bytes(smallest.memory.peak)}"
-    console.print(f"For this job, {fastest.precision} is fastest on this machine, and {memory}.", style="bold")
+    console.print(
+        f"For this job, {fastest.precision} is fastest on this machine, and {memory}.", style="bold"
+    )
 
 
 def _print_list(sentences: list[str], console: Console) -> None:

@@ -39,7 +39,7 @@ def lint(
         bool, typer.Option("--unsafe-fixes", help="With --fix or --diff: apply unsafe fixes too.")
     ] = False,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Show what --fix would change, without changing it.")
+        bool, typer.Option("--diff", help="Show what --fix would change, without applying it.")
     ] = False,
     select: Annotated[
         str, typer.Option(help="Run only these codes or prefixes: HG1,HG201.", metavar="CODES")

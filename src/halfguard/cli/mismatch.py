@@ -16,17 +16,19 @@ def mismatch(
         str, typer.Argument(metavar="MODEL", help="Folder or name of a transformers model.")
     ],
     rollouts: Annotated[
-        Path, typer.Argument(metavar="ROLLOUTS", help="JSONL file, one completion a line.")
+        Path, typer.Argument(metavar="ROLLOUTS", help="JSONL file with one completion per line.")
     ],
     adapter: Annotated[str | None, typer.Option(help="Folder of a PEFT adapter.")] = None,
     previous: Annotated[
-        str | None, typer.Option(help="Older weights that may have made the rollout.")
+        str | None, typer.Option(help="Older weights that may have generated the rollout.")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Of the sampling.", min=1e-3)] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.", min=1e-3)] = 1.0,
     rollout_dtype: Annotated[str, typer.Option(help="Precision of the rollout.")] = "bfloat16",
     trainer_dtype: Annotated[str, typer.Option(help="Precision of the trainer.")] = "bfloat16",
-    clip: Annotated[float, typer.Option(help="Ratios from 1 - CLIP to 1 + CLIP are inside.")] = 0.1,
-    most: Annotated[int, typer.Option(help="Completions that are read.", min=1)] = 64,
+    clip: Annotated[
+        float, typer.Option(help="Ratios from 1 - CLIP to 1 + CLIP count as inside.")
+    ] = 0.1,
+    most: Annotated[int, typer.Option(help="Number of completions to read.", min=1)] = 64,
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
     html: Annotated[Path | None, typer.Option(help="Save all results as one HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -84,13 +84,13 @@ def _for_transformers(found: PrecisionPlan, output: Path | None) -> str:
     parts = sorted({island.module.rpartition(".")[2] for island in found.islands})
     lines = [
         "",
-        f"# Under autocast (fp16=True), once the model is made{missing}:",
+        f"# Under autocast (fp16=True), once the model is created{missing}:",
         "import halfguard",
         f"halfguard.apply_plan(model, '{file}')",
     ]
     if parts and not found.lines and all(island.kind == "fp32" for island in found.islands):
         lines += [
-            "# For weights that are loaded in float16, in the class of the model:",
+            "# For weights loaded in float16, in the model class:",
             f"_keep_in_fp32_modules = {parts}",
         ]
     return "\n".join(lines)
@@ -118,7 +118,7 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
     count = len(found.islands) + len(found.lines)
     title = "No island is needed" if not count else f"{count} island{'s' * (count > 1)}"
     if found.modules == ("",):
-        title = "Only the whole model in FP32 works: that is FP32 training, not a plan"
+        title = "Only the whole model in FP32 works, which is FP32 training, not a plan"
     console.print(
         f"{title}; {_trials(evidence.trials)} over {evidence.modules} modules, {evidence.steps} steps each."
     )
@@ -130,12 +130,14 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
         console.print(grid)
     console.print(
         f"Loss {evidence.loss:.4g}, in FP32 {evidence.loss_fp32:.4g}: {evidence.deviation:.2%} apart. "
-        f"{evidence.flops:.1%} of the matrix-product FLOPs leave half."
+        f"{evidence.flops:.1%} of the matrix-product FLOPs move to FP32."
     )
     if found.loss_scale is not None:
         scale = found.loss_scale
         console.print(f"Loss scale: {scale.low:g} to {scale.high:g}, best {scale.best:g}.")
     if found.modules == ("",):
-        console.print("Mend the line above instead: call .float() on its inputs.")
+        console.print("Fix the line above instead: call .float() on its inputs.")
     if output is not None:
-        console.print(f"Written to {output}. Use it: halfguard.apply_plan(model, '{output}')")
+        console.print(
+            f"Written to {output}. To use it, call halfguard.apply_plan(model, '{output}')"
+        )

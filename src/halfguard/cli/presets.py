@@ -106,5 +106,5 @@ def _numbers(config: GuardConfig) -> str:
         parts.append(f"skip spikes of {config.spike.sigma:g} sigma")
     if config.recovery is not None:
         parts.append(f"snapshot every {config.recovery.every}")
-    parts.append(f"stop after {skip.max_consecutive} bad steps")
+    parts.append(f"stop after {skip.max_consecutive} failed steps")
     return ", ".join(parts)

@@ -25,7 +25,8 @@ def probe(
         str, typer.Option(help="fp32, or fp16-mixed to see where it breaks.")
     ] = "fp32",
     digits: Annotated[
-        bool, typer.Option("--digits", help="Show which lines lose digits, in FP16 or --precision.")
+        bool,
+        typer.Option("--digits", help="Show which lines lose accuracy, in FP16 or --precision."),
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Save all results as one HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -41,7 +41,7 @@ def why(
     markdown: Annotated[Path | None, typer.Option(help="Save the answer as Markdown.")] = None,
     html: Annotated[Path | None, typer.Option(help="Save the answer as HTML.")] = None,
     patch: Annotated[
-        Path | None, typer.Option(help="Save the patch that it recommends, for patch -p1.")
+        Path | None, typer.Option(help="Save the recommended patch, for patch -p1.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -54,11 +54,11 @@ def why(
     check_folders(markdown=markdown, html=html, patch=patch)
     if script.startswith("-"):
         raise UsageError(
-            f"There is no option {script.partition('=')[0]}.",
+            f"{script.partition('=')[0]} is not an option.",
             cure="halfguard why --help lists the options. Options of the script come after its name.",
         )
     if not is_module and not Path(script).is_file():  # before torch is imported
-        raise UsageError(f"There is no file {script}.", cure=_NO_SCRIPT)
+        raise UsageError(f"The file {script} does not exist.", cure=_NO_SCRIPT)
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 

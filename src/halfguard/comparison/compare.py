@@ -41,8 +41,8 @@ class CompareOptions:
 class ComparedRun(FloatRecordPart):
     """One logged run, as it entered the comparison."""
 
-    group: str = Field(description="the side of the comparison that it belongs to")
-    place: str = Field(description="file or folder of its log")
+    group: str = Field(description="the side of the comparison that the run belongs to")
+    place: str = Field(description="file or folder of the log")
     name: str
     tracker: str
     seed: int | None = None
@@ -51,8 +51,8 @@ class ComparedRun(FloatRecordPart):
     value: float | None = Field(default=None, description="None if the metric was not logged")
     last_step: int | None = Field(default=None, description="of the metric")
     values: int = Field(default=0, description="how often the metric was logged")
-    nonfinite: int = Field(default=0, description="how many of them are NaN or infinite")
-    problem: str | None = Field(default=None, description="why it failed or is not finished")
+    nonfinite: int = Field(default=0, description="how many logged values are NaN or Inf")
+    problem: str | None = Field(default=None, description="why the run failed or has not finished")
 
 
 class LoggedComparison(Record):
@@ -154,8 +154,8 @@ def _for_logs(
     comparisons = verdict.comparisons
     if all(run.seed is None for group in groups for run in group.runs):
         reason = (
-            "No run has a seed, so no two of them are a pair. Runs of one precision differ with their seeds "
-            "too: without pairs, a difference proves nothing."
+            "No run has a seed, so no two runs form a pair. Runs with the same precision also differ "
+            "between seeds, so a difference without pairs proves nothing."
         )
         comparisons = tuple(one.model_copy(update={"reason": reason}) for one in comparisons)
     return verdict.model_copy(
@@ -181,7 +181,7 @@ def _notes(groups: Sequence[RunGroup], seeds: Sequence[int], metric: Metric) -> 
                     f"{len(series.values)} values, but the last one is finite."
                 )
         if group.empty:
-            yield f"{group.name}: nothing was logged in {', '.join(group.empty[:5])}; left out."
+            yield f"{group.name}: nothing was logged in {', '.join(group.empty[:5])}, so it is excluded."
         if group.ignored:
             others = ", ".join(group.ignored)
             yield f"{group.name} was read from {group.tracker}; {others} logged {metric.name} there too."
@@ -219,7 +219,7 @@ def _raise_if_partly_seeded(groups: Sequence[RunGroup]) -> None:
     if without and len(without) < len(runs):
         listed = ", ".join(without[:5]) + (", ..." if len(without) > 5 else "")
         raise UsageError(
-            f"{len(without)} of {len(runs)} runs have no seed: {listed}. To leave them out could hide a "
+            f"{len(without)} of {len(runs)} runs have no seed: {listed}. Excluding them could hide a "
             "failure.",
             cure="Write the seed into the run's name (fp16-seed3), or give paths that do not include these "
             "runs.",
@@ -242,8 +242,8 @@ def _raise_if_lengths_differ(
     if different:
         listed = "; ".join(different[:5]) + ("; ..." if len(different) > 5 else "")
         raise UsageError(
-            f"Runs with one seed log {metric.name} up to different steps ({listed}). A verdict on them would "
-            "compare the length of training, not only its precision.",
+            f"Runs with the same seed log {metric.name} up to different steps ({listed}). A verdict on them "
+            "would compare the length of training, not only its precision.",
             cure="If the runs ended as intended (early stopping), add --any-length.",
         )
 

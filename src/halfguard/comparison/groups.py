@@ -84,14 +84,14 @@ def read_runs(argument: str) -> Found:
     if missing and not runs:
         names = " and ".join(missing)
         raise UsageError(
-            f"{argument} holds logs of {names}, whose package is not installed here.",
+            f"{argument} holds logs of {names}, whose package is not installed.",
             cure=f"Run: {' or '.join(missing.values())}",
         )
     if not runs:
         kinds = ", ".join(f"{reader.name} ({' or '.join(reader.files)})" for reader in READERS)
         raise UsageError(
-            f"{argument} holds no run of a tracker that halfguard reads.",
-            cure=f"It reads: {kinds}. Give the folder or the file that holds them.",
+            f"{argument} contains no run of a tracker that halfguard can read.",
+            cure=f"halfguard reads: {kinds}. Give the folder or file that contains the runs.",
         )
     return Found(_select(runs, selection, argument) if selection else runs, missing)
 
@@ -196,8 +196,10 @@ class RunGroup:
             if other is not run:
                 raise UsageError(
                     f"{self.name} has two runs with seed {run.seed}: {other.place} and {run.place}.",
-                    cure="Each seed may occur once on each side. Give a path or PATH:KEY=VALUE that "
-                    "leaves one of them out.",
+                    cure=(
+                        "Each seed may occur once on each side. Give a path or PATH:KEY=VALUE that excludes "
+                        "one of them."
+                    ),
                 )
         return found
 

@@ -111,7 +111,7 @@ def guess_direction(metric: str) -> bool:
     lower, higher = bool(words & _LOWER), bool(words & _HIGHER)
     if lower == higher:
         raise UsageError(
-            f"Whether a higher or a lower {metric} is better is not clear from its name.",
+            f"Whether a higher or a lower {metric} is better cannot be inferred from its name.",
             cure="Add --higher-is-better or --lower-is-better.",
         )
     return higher

@@ -38,12 +38,12 @@ def comparison_page(comparison: LoggedComparison, groups: Sequence[RunGroup]) ->
 def _question(comparison: LoggedComparison) -> Iterator[Block]:
     verdict = comparison.verdict
     better = "higher" if verdict.higher_is_better else "lower"
-    yield Heading("What was asked")
+    yield Heading("The question")
     yield Text("Does ", Mono(verdict.metric), f" ({better} is better; {_VALUES[comparison.at]}) stay within ",
             f"{percent_label(verdict.passing)} of ", Mono(verdict.baseline),
             f"? Up to {percent_label(verdict.marginal)} is marginal, more is a failure. ",
             f"PASS, MARGINAL and FAIL are each wrong at most {percent_label(verdict.level)} of the time, if ",
-            "the noise is not heavily skewed and the runs differ in nothing but precision and seed.",
+            "the noise is not heavily skewed and the runs differ only in precision and seed.",
     )  # fmt: skip
 
 

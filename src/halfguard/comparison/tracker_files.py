@@ -284,7 +284,7 @@ def read_wandb(files: Sequence[Path]) -> Iterator[LoggedRun]:
             continue
         run = runs.setdefault(path.stem, LoggedRun(str(path.parent)))
         run.failure = None  # the last file says how the run ended
-        run.unfinished = "wandb has not logged its end: it is still running, or was killed"
+        run.unfinished = "wandb has not logged its end: it is still running or was killed"
         try:
             _add_records(run, _log_records(data))
         except ValueError as error:

@@ -220,7 +220,7 @@ def _lost_digits(reports: Mapping[str, RoundingReport]) -> Iterator[Block]:
 
 
 def _question(study: Study, verdict: Verdict) -> Iterator[Block]:
-    yield Heading("What was asked")
+    yield Heading("The question")
     better = "higher" if verdict.higher_is_better else "lower"
     seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in study.runs}))
     steps = max((run.steps for run in study.runs), default=0)

@@ -102,8 +102,12 @@ class Metric(Section):
 class Thresholds(Section):
     """Limits on the loss of the metric, as fractions of the baseline, and on speed and memory."""
 
-    passing: Fraction = Field(default=0.01, alias="pass", description="a smaller loss is PASS")
-    marginal: Fraction = Field(default=0.02, description="a smaller loss is MARGINAL, else FAIL")
+    passing: Fraction = Field(
+        default=0.01, alias="pass", description="a smaller degradation is PASS"
+    )
+    marginal: Fraction = Field(
+        default=0.02, description="a smaller degradation is MARGINAL, otherwise FAIL"
+    )
     speedup: Fraction = Field(default=0.10, description="smallest useful speedup")
     memory: Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0)] | None = Field(
         default=None, description="largest allowed peak, for example '2 GB'"

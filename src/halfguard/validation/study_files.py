@@ -67,7 +67,8 @@ def approve(folder: str | os.PathLike[str], by: str) -> Approval:
     root, name = Path(folder), " ".join(by.split())
     if not name or not name.isprintable():
         raise UsageError(
-            f"A sign-off needs a name, not {by!r}.", cure="Give it as: --by 'Ada Lovelace'"
+            f"A sign-off needs a name; {by!r} is not a name.",
+            cure="Give it as: --by 'Ada Lovelace'",
         )
     verdict, study = read_verdict(root), read_study(root)
     if judge(study) != verdict:

@@ -17,7 +17,11 @@ class TestNoGainInTime:
         [
             (measured(ratio=1.2, seconds=0.01, flops=1e8), "too small", "larger batch"),
             (measured(ratio=1.2, seconds=0.2, flops=1e8), "memory bandwidth", "Fuse"),
-            (measured(ratio=1.2, seconds=9.0, matmul=1.05), "memory bandwidth", "FP32 on this machine"),
+            (
+                measured(ratio=1.2, seconds=9.0, matmul=1.05),
+                "memory bandwidth",
+                "FP32 on this machine",
+            ),
             (
                 measured(ratio=1.2, matmul=1.05),
                 "not faster in this precision",

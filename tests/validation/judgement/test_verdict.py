@@ -88,7 +88,7 @@ def test_a_run_that_its_machine_lost_is_no_failure_and_allows_no_pass() -> None:
         ),
         (
             None,
-            "The baseline was lost with seed 4 because its worker died; run the study again to finish it.",
+            "The baseline was lost with seed 4 because its worker died. Run the study again to finish it.",
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_several_candidates_are_corrected_for_and_the_worst_decides() -> None:
     others = {f"c{i}": losing(0.03) for i in range(4)}
     verdict = judge(study({"weak": weak, **others}))
     assert verdict.comparisons[0].word is VerdictLabel.INCONCLUSIVE
-    assert "Alone it would be PASS" in verdict.comparisons[0].reason
+    assert "On its own it would be PASS" in verdict.comparisons[0].reason
     assert verdict.word is VerdictLabel.FAIL
 
 
@@ -168,7 +168,7 @@ def test_a_baseline_around_zero_has_no_shares() -> None:
 def test_seeds_that_change_nothing_are_told() -> None:
     verdict = only([*BASELINE])
     assert verdict.word is VerdictLabel.PASS
-    assert any("worth no more than that of a single run" in note for note in verdict.notes)
+    assert any("no stronger than that of a single run" in note for note in verdict.notes)
 
 
 def test_runs_on_different_devices_are_told() -> None:
@@ -218,7 +218,7 @@ def test_metrics_that_never_change_are_one_run(beside: dict[str, float]) -> None
     (found,) = verdict.comparisons
     assert (found.word, found.pairs, found.further_seeds) == (VerdictLabel.INCONCLUSIVE, 1, None)
     assert "with seed 1, 2, 3, 4 equal those of an earlier seed to the last digit" in found.reason
-    assert any("write a finer number next to the metric" in note for note in verdict.notes)
+    assert any("log a finer value next to the metric" in note for note in verdict.notes)
 
 
 def test_a_saturated_metric_decides_nothing_without_a_finer_one() -> None:

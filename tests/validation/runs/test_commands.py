@@ -78,7 +78,7 @@ def test_braces_that_are_not_ours_stay() -> None:
         (f"{sys.executable} -c 0 {{precision}} {{seed}} {{out}}", "left no JSON"),
         (
             f'{sys.executable} -c "{WRITES_A_LIST}" {{precision}} {{seed}} {{out}}',
-            "no number 'error'",
+            "no metric 'error'",
         ),
     ],
 )

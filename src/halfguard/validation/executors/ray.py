@@ -28,7 +28,7 @@ try:
     from ray.exceptions import RayError, RayTaskError
 except ModuleNotFoundError as error:
     raise UsageError(
-        "executor: ray needs Ray, which is not installed here.", cure="Run: pip install 'ray>=2.40'"
+        "executor: ray needs Ray, which is not installed.", cure="Run: pip install 'ray>=2.40'"
     ) from error
 
 _POLL = 1.0

@@ -42,7 +42,7 @@ def checklist(
             _quality(comparisons),
         ),
         "finite": (
-            "No NaN or infinity reached the weights, and at least 90% of the steps were applied",
+            "No NaN or Inf reached the weights, and at least 90% of the steps were applied",
             _finite(candidates),
         ),
         "gradients": (
@@ -63,9 +63,9 @@ def checklist(
             "The result is saved with everything needed to repeat the verdict",
             ("yes", f"{len(study.runs)} runs, evidence {digest[:12]}"),
         ),
-        "way-back": ("Going back to FP32 is one change, and it is known", ("yes", "shown below")),
+        "way-back": ("Going back to FP32 takes one known change", ("yes", "shown below")),
         "full-run": (
-            "One full-length training run was completed in 16 bits",
+            "One full-length 16-bit training run was completed",
             ("person", f"the longest run of this study has {steps} steps"),
         ),
         "approved": (
@@ -129,7 +129,7 @@ def _quality(comparisons: Sequence[Comparison]) -> Answer:
 def _finite(stats: Sequence[TrainingStats]) -> Answer:
     evidence = (
         f"{e.candidate}: {e.skipped} of {e.steps} steps skipped, {e.retried} repeated in FP32, "
-        f"{e.nonfinite} with a loss or norm that is not finite"
+        f"{e.nonfinite} with a non-finite loss or norm"
         for e in stats
     )
     # A dynamic loss scale skips some steps while it adapts. NaN in the weights makes every later step NaN.

@@ -63,7 +63,7 @@ def read_design(study: Study) -> StudyDesign:
         )
     except (KeyError, TypeError) as error:
         raise RecordError(
-            f"The study {study.name!r} cannot be judged: {error} is missing in its specification."
+            f"The study {study.name!r} cannot be judged: {error} is missing from its specification."
         ) from error
 
 

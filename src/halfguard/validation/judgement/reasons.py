@@ -13,10 +13,10 @@ from halfguard.validation.judgement.statistics import MIN_PAIRS, Criteria
 
 _ENVIRONMENT_KEYS = ("device", "torch", "cuda", "hip", "halfguard")  # they may change results
 _UNFINISHED = {
-    "failed": "did not finish with seed {}; such a seed shows nothing and is left out.",
-    "budget": "was stopped by the time budget with seed {}; run the study again to finish it.",
-    "unfinished": "is not finished with seed {}; such a seed is left out until it has ended.",
-    "died": "was lost with seed {} because its worker died; run the study again to finish it.",
+    "failed": "did not finish with seed {}, so this seed is excluded.",
+    "budget": "was stopped by the time budget with seed {}. Run the study again to finish it.",
+    "unfinished": "has not finished with seed {}, so this seed is excluded until the run ends.",
+    "died": "was lost with seed {} because its worker died. Run the study again to finish it.",
 }
 
 
@@ -24,21 +24,21 @@ def broken_reason(found: Comparison, first: RunResult, metric: str, baseline: st
     """Explain a FAIL by a run that broke with a seed that the baseline finished."""
     total = len(found.broken) + found.pairs
     return (
-        f"{len(found.broken)} of {total} seeds broke where {baseline} finished "
-        f"(seed {first.seed}: {_why(first, metric)})."
+        f"{len(found.broken)} of {total} runs failed although {baseline} finished with the same seed (seed "
+        f"{first.seed}: {_why(first, metric)})."
     )
 
 
 def no_baseline_reason(first: RunResult, metric: str) -> str:
     """Explain that the baseline finished no seed."""
     if first.failure is None:
-        cure = "Change the job: it is then run again."
+        cure = "Change the job; the study then runs it again."
     elif not first.lost:
         cure = "Fix the cause and run the study again."
     elif first.cause == "budget":
         cure = "Run the study again with more time."
     elif first.cause == "unfinished":
-        cure = "Compare again when it has ended."
+        cure = "Compare again when the run has ended."
     else:
         cure = "Run the study again."
     return (
@@ -60,7 +60,9 @@ def missing_runs_reason(lost: Sequence[RunResult], metric: str) -> str:
             sentences.append(f"The runs with seed {seeds} {what} ({_why(runs[0], metric)}).")
     logged = all(run.cause == "unfinished" for run in lost)
     cure = (
-        "Compare again when they have ended." if logged else "Run the study again to finish them."
+        "Compare again when the runs have ended."
+        if logged
+        else "Run the study again to finish them."
     )
     return f"{' '.join(sentences)} {cure}"
 
@@ -71,13 +73,13 @@ def too_few_reason(found: Comparison, repeated: Sequence[int], *, has_digests: b
     text = have.get(found.pairs, f"There are only {found.pairs} pairs of runs")
     seeds = ", ".join(map(str, repeated))
     if seeds and has_digests:
-        text += f", because seed {seeds} changes nothing in the baseline"
+        text += f" because seed {seeds} does not change the baseline"
     elif seeds:
         text += (
-            f", because the baseline's metrics with seed {seeds} equal those of an earlier seed to the last "
-            "digit: the seed has no effect, or the metric is too coarse or saturated to show it"
+            f" because the baseline's metrics with seed {seeds} equal those of an earlier seed to the last "
+            "digit: the seed has no effect, or the metric is too coarse or saturated"
         )
-    return f"{text}; at least {MIN_PAIRS} are needed to tell a loss from noise between seeds."
+    return f"{text}; at least {MIN_PAIRS} are needed to distinguish a degradation from noise between seeds."
 
 
 def _why(run: RunResult, metric: str) -> str:
@@ -111,16 +113,18 @@ def interval_reason(found: Comparison, criteria: Criteria, uncorrected: str) -> 
     if found.word in claims:
         return sentences[0]
     if found.joint_high < criteria.marginal:
-        sentences.append(f"The loss is below {high} with 95% confidence.")
+        sentences.append(f"The degradation is below {high} with 95% confidence.")
     elif found.joint_low > criteria.passing:
-        sentences.append(f"The loss is above {low} with 95% confidence.")
+        sentences.append(f"The degradation is above {low} with 95% confidence.")
     if uncorrected != VerdictLabel.INCONCLUSIVE:
         sentences.append(
-            f"Alone it would be {uncorrected}; with several candidates, it can be chance."
+            f"On its own it would be {uncorrected}, but with several candidates this can be chance."
         )
     further = found.further_seeds
     seeds = "1 further seed" if further == 1 else f"{further} further seeds"
-    close = "The loss is too close to a threshold to decide with a reasonable number of seeds."
+    close = (
+        "The degradation is too close to a threshold to decide with a reasonable number of seeds."
+    )
     return " ".join([*sentences, close if further is None else f"About {seeds} should decide."])
 
 
@@ -162,8 +166,9 @@ def notes(
     for comparison in comparisons:
         if comparison.pairs >= MIN_PAIRS and comparison.noise == 0:
             yield (
-                f"Every seed of {comparison.candidate} shows exactly the same loss: the metric is too "
-                "coarse, or the seed has no effect. The verdict is worth no more than that of a single run."
+                f"Every seed of {comparison.candidate} shows exactly the same degradation: the metric is "
+                "too coarse, or the seed has no effect. The verdict is no stronger than that of a single "
+                "run."
             )
     unsure = any(c.word is VerdictLabel.INCONCLUSIVE and c.pairs >= MIN_PAIRS for c in comparisons)
     if unsure:
@@ -172,7 +177,7 @@ def notes(
             "PASS. Plan in advance for as many seeds as you can afford."
         )
     if any(one.retried for one in stats):
-        yield "Steps repeated in FP32 are part of the result: it holds for 16 bits together with the guard."
+        yield "Steps repeated in FP32 are part of the result: it holds for 16-bit training with the guard."
 
 
 def _unfinished(baseline: Sequence[RunResult], metric: str) -> Iterator[str]:
@@ -194,13 +199,13 @@ def _repeated(baseline: Sequence[RunResult], metric: str) -> Iterator[str]:
     seeds = ", ".join(map(str, repeated))
     if all(run.initial_weights is not None for run in baseline):
         yield (
-            f"The run with seed {seeds} repeats an earlier run bit for bit and does not count again: create "
-            "the job's weights and batches from its seed."
+            f"The run with seed {seeds} repeats an earlier run bit for bit and is not counted. Create the "
+            "job's weights and batches from its seed."
         )
     else:
         yield (
             f"The baseline's metrics with seed {seeds} equal those of an earlier seed to the last digit and "
-            "do not count again: the script ignores its seed, or the metric is too coarse or saturated. If "
-            "the seed is used, write a finer number next to the metric, for example the loss: it "
-            "distinguishes runs."
+            "are not counted: the script ignores its seed, or the metric is too coarse or saturated. If "
+            "the seed is used, log a finer value next to the metric, such as the loss, to distinguish the "
+            "runs."
         )

@@ -40,7 +40,7 @@ def require_metric(run: RunResult, metric: str, problem: str = "") -> RunResult:
     """Return the run, or raise if it succeeded without ``metric``; ``problem`` is the known reason."""
     if run.failure is None and metric not in run.metrics:
         names = ", ".join(map(repr, run.metrics)) or "none"
-        missing = problem or f"metric.name: the run has no number {metric!r}; it has {names}"
+        missing = problem or f"metric.name: the run has no metric {metric!r}; it has {names}"
         raise NoMetricError(f"{missing}.", run)
     return run
 

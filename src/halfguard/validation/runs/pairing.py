@@ -81,7 +81,9 @@ def raise_if_unpaired(runs: Sequence[RunResult], baseline: str) -> None:
             if None not in (mine, theirs) and mine != theirs:
                 raise UsageError(
                     f"With seed {run.seed}, {run.candidate} and {baseline} have different {what} "
-                    f"({mine[:12]} and {theirs[:12]}): they are not a pair and cannot be compared.",
-                    cure="Make everything random in the entry's function depend on its seed alone: not on "
-                    "the clock, an unseeded generator, or the order of files or sets.",
+                    f"({mine[:12]} and {theirs[:12]}), so they are not a pair and cannot be compared.",
+                    cure=(
+                        "Make all randomness in the entry's function depend only on its seed, not on the "
+                        "clock, an unseeded generator, or the order of files or sets."
+                    ),
                 )

@@ -45,10 +45,12 @@ def raise_if_changed(digests: Mapping[str, str]) -> None:
     for name, digest in digests.items():
         if not Path(name).is_file() or _digest(Path(name)) != digest:
             raise UsageError(
-                f"{name} has changed since the study was started, or is missing here. The runs of the study "
-                "could not be compared.",
-                cure="Start the same command again: the changed job gets new runs. On several machines, the "
-                "job's files must be the same on each.",
+                f"{name} has changed since the study was started, or is missing on this machine, so the "
+                "runs of the study could not be compared.",
+                cure=(
+                    "Run the same command again; the changed job gets new runs. On several machines, the "
+                    "job's files must be the same on each."
+                ),
             )
 
 

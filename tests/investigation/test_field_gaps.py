@@ -234,10 +234,12 @@ def test_a_mean_over_nothing_and_a_deviation_of_one_number(
     with ExactWatch(ModuleStack(), outermost) as watch:
         assert not bad(torch.ones(4)).isfinite()
     assert watch.last is not None
-    assert watch.few[watch.last.index] == few
+    reason = watch.reasons[watch.last.index]
+    assert ("" if reason is None else reason.few) == few
     (tmp_path / "train.py").write_text("y = x[x > 9].mean()\nz = x[:1].std()\n")
     line = ("none", "one", "").index(few) + 1
-    found = PassResult(culprit=culprit(file=str(tmp_path / "train.py"), line=line), few=few)
+    at = culprit(file=str(tmp_path / "train.py"), line=line)
+    found = PassResult(culprit=at, reason=reason)
     cures = list_cures(found, LOSS)
     assert [written in cure.patch for cure in cures] == [True] * bool(few)
     assert ("in any precision" in advise(found, LOSS, "fails")) is bool(few)

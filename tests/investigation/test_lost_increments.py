@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halfguard.investigation.bus import HookBus
-from halfguard.investigation.lost_increments import LostIncrements
+from halfguard.investigation.lost_updates import LostIncrements
 from halfguard.investigation.passes import Made, Misused
 
 Update = Callable[[Tensor, Tensor], object]

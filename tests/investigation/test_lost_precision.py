@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.investigation.bus import BackwardCall, HookBus
-from halfguard.investigation.detectors import LostUpdates, RoundedPositions, SmallGradients
+from halfguard.investigation.detectors import RoundedPositions, SmallGradients
+from halfguard.investigation.lost_updates import LostUpdates
 from halfguard.investigation.passes import Made, Misused
 
 

@@ -58,8 +58,8 @@ def _advise_on_operation(culprit: Culprit, found: PassResult, in_fp32: InFP32) -
         return ADVICE_ON_CTC
     if culprit.op.startswith("nll_loss"):
         return "All labels of this batch are ignored. Skip the batch, or divide by max(count, 1)."
-    if found.few:
-        return advise_on_few(culprit, found.few)
+    if found.reason is not None and found.reason.few:
+        return advise_on_few(culprit, found.reason.few)
     is_float16 = "float16" in (culprit.dtype, found.autocast)
     if math.isinf(exact) and in_fp32 == "fine":
         return (

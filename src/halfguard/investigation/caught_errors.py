@@ -1,4 +1,4 @@
-"""Errors of torch that a script catches, so that its steps end before anything is trained.
+"""Errors of torch and of scalers that a script catches, so that its steps end before anything is trained.
 
 Exceptions that are caught leave no trace but one: Python's own trace function sees them in every frame that
 they pass. Only frames of the user's files are traced, and none of their lines. A script without errors is
@@ -8,6 +8,7 @@ traced for a limited number of calls: an error that matters comes in most steps.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
@@ -20,9 +21,44 @@ from halfguard.investigation.detectors import OFTEN, Detector
 from halfguard.investigation.made_places import is_own_file
 from halfguard.investigation.misuse import Crash
 from halfguard.investigation.passes import Made, Misused, PassPlan, Place
+from halfguard.replaying.function_modes import user_place
 
 _CALLS = 50_000  # of any function, after which a script without errors is not traced any more
 _MARK = "_halfguard_seen"  # of an error that was counted where it arose
+
+
+class HiddenError(Detector):
+    """An exception of the scaler after which the script went on."""
+
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self._seen: list[tuple[str, Place | None, int, Any]] = []  # with backward passes, optimizer
+
+    def on_scaler_failed(self, optimizer: Any, error: Exception) -> None:
+        of = None if optimizer is None else weakref.ref(optimizer)
+        self._seen.append((str(error), user_place(), self.bus.backward, of))
+
+    def on_scaler_done(self, _scaler: Any, optimizer: Any) -> None:
+        """Forget errors before a complete step of the same optimizer: they were without effect."""
+        self._seen = [
+            one
+            for one in self._seen
+            if one[2] != self.bus.backward or (one[3] is not None and one[3]() is not optimizer)
+        ]
+
+    def found(self, made: Made, error: str) -> Iterator[Misused]:
+        went_on = [
+            (text, place)
+            for text, place, backward, _ in self._seen
+            if backward < self.bus.backward and Crash(text, place, made).advice
+        ]
+        if len(went_on) >= OFTEN and not error:
+            hidden, place = went_on[0]
+            text = (
+                f"The scaler raised {hidden!r} {len(went_on)} times. The script caught the error "
+                f"and continued without completing these steps: {describe_place(place)}."
+            )
+            yield _hidden(text, Crash(hidden, place, made))
 
 
 class CaughtErrors(Detector):
@@ -71,8 +107,14 @@ class CaughtErrors(Detector):
             f"The script caught {texts[0]!r} {len(texts)} times and did not train in these steps "
             f"({self.bus.backward} backward passes ran): {describe_place(place)}. {crash.advice}"
         )
-        caught = Misused(kind="hidden error", sentence=text.rstrip(), place=place, error=texts[0])
-        yield caught.model_copy(update={"code": crash.code})
+        yield _hidden(text.rstrip(), crash)
+
+
+def _hidden(sentence: str, crash: Crash) -> Misused:
+    place, code = crash.place, crash.code
+    return Misused(
+        kind="hidden error", sentence=sentence, place=place, error=crash.error, code=code
+    )
 
 
 def _is_torch(error: Exception, trace: TracebackType | None) -> bool:

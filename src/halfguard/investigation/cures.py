@@ -162,10 +162,11 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
         made = made or (culprit.file, culprit.line)
         patch = settings.add_keyword(made, "zero_infinity", "True", _CTC)
         yield from untried(ADVICE_ON_CTC, patch, "HG612")
-    if found.few and culprit.file:
-        repair = masks.deviation_of_one if found.few == "one" else masks.mean_of_nothing
+    few = "" if found.reason is None else found.reason.few
+    if few and culprit.file:
+        repair = masks.deviation_of_one if few == "one" else masks.mean_of_nothing
         patch = repair((culprit.file, culprit.line))
-        yield from untried(advise_on_few(culprit, found.few), patch, "HG620")
+        yield from untried(advise_on_few(culprit, few), patch, "HG620")
     if culprit.op.startswith("nll_loss") and culprit.file:
         text = (
             "All labels of this batch are ignored, so the mean divides by 0. Divide the sum by "

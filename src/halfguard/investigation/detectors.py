@@ -5,11 +5,9 @@ What the script does to gradients itself is not known, and not blamed.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +18,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from halfguard.formats import dtype_name
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.bus import BackwardCall, HookBus
-from halfguard.investigation.misuse import Crash
 from halfguard.investigation.passes import Made, Misused, MisuseKind
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.replaying.function_modes import Place, user_place
@@ -167,41 +164,6 @@ class ScalerOff(Detector):
                 f"gradients become 0. Create the scaler for that device: {describe_place(place)}."
             )
             yield Misused(kind="scaler off", code=self.code, sentence=text, place=place)
-
-
-class HiddenError(Detector):
-    """An exception of the scaler after which the script went on."""
-
-    def __init__(self, bus: HookBus) -> None:
-        super().__init__(bus)
-        self._seen: list[tuple[str, Place | None, int, Any]] = []  # with backward passes, optimizer
-
-    def on_scaler_failed(self, optimizer: Any, error: Exception) -> None:
-        of = None if optimizer is None else weakref.ref(optimizer)
-        self._seen.append((str(error), user_place(), self.bus.backward, of))
-
-    def on_scaler_done(self, _scaler: Any, optimizer: Any) -> None:
-        """Forget errors before a complete step of the same optimizer: they were without effect."""
-        self._seen = [
-            one
-            for one in self._seen
-            if one[2] != self.bus.backward or (one[3] is not None and one[3]() is not optimizer)
-        ]
-
-    def found(self, made: Made, error: str) -> Iterator[Misused]:
-        went_on = [
-            (text, place)
-            for text, place, backward, _ in self._seen
-            if backward < self.bus.backward and Crash(text, place, made).advice
-        ]
-        if len(went_on) >= OFTEN and not error:
-            hidden, place = went_on[0]
-            text = (
-                f"The scaler raised {hidden!r} {len(went_on)} times. The script caught the error "
-                f"and continued without completing these steps: {describe_place(place)}."
-            )
-            found = Misused(kind="hidden error", sentence=text, place=place, error=hidden)
-            yield found.model_copy(update={"code": Crash(hidden, place, made).code})
 
 
 @dataclass
@@ -419,17 +381,6 @@ class WrongGradients(Detector):
         return [None if g is None else (id(g), g._version) for g in self._sampled(optimizer)]
 
 
-# Of every step of a run; those below look at a few steps that an audit chooses.
-DETECTORS = (
-    WrongGradients,
-    NewScalers,
-    ScheduleAhead,
-    ScaledPenalty,
-    ScalerOff,
-    HiddenError,
-)
-
-
 class RoundedPositions(Detector):
     """Whole numbers in a row that become half, where neighbours become equal."""
 
@@ -462,66 +413,6 @@ class RoundedPositions(Detector):
                 "positions become equal. Compute the positions in FP32."
             )
             yield Misused(kind="rounded integers", code=self.code, sentence=text, place=self._place)
-
-
-class LostUpdates(Detector):
-    """Elements of half weights that a step of torch's own optimizers leaves as they are."""
-
-    code = "HG402"
-    # Of the elements whose gradient is not 0: so many are wrong, so many may be.
-    _MOST_LOST, _MANY_LOST = 0.9, 0.5
-    _MOST_ELEMENTS = 5_000_000  # of parameters that are copied
-
-    def __init__(self, bus: HookBus) -> None:
-        super().__init__(bus)
-        self.is_on = False
-        # A parameter, a copy, and where it has a gradient.
-        self._before: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._shares: list[float] = []
-        self._place: Place | None = None
-        self._dtype = ""
-
-    def on_stepping(self, optimizer: Any) -> None:
-        self._before = []
-        if not self.is_on or not type(optimizer).__module__.startswith("torch.optim"):
-            return
-        room = self._MOST_ELEMENTS
-        with self.bus.unobserved():
-            # A learning rate of 0 freezes a group.
-            groups = [g for g in optimizer.param_groups if "lr" not in g or float(g["lr"]) != 0]
-            for parameter in (p for group in groups for p in group["params"]):
-                room -= parameter.numel()
-                if parameter.dtype in HALF_DTYPES and parameter.grad is not None and room > 0:
-                    has_gradient = parameter.grad.to_dense() != 0
-                    self._before.append((parameter, parameter.detach().clone(), has_gradient))
-                    self._dtype = dtype_name(parameter.dtype)
-
-    def on_stepped(self, _optimizer: Any) -> None:
-        if not self._before:
-            return
-        self.is_on = False
-        with self.bus.unobserved():
-            lost = sum(int(((p == old) & has).sum()) for p, old, has in self._before)
-            moved = sum(int(has.sum()) for *_, has in self._before)
-        self._before = []
-        if moved:
-            self._shares.append(lost / moved)
-            self._place = self._place or user_place()
-
-    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
-        if len(self._shares) < OFTEN or median(self._shares) < self._MANY_LOST:
-            return
-        certain = min(self._shares) >= self._MOST_LOST
-        percent = math.floor(100 * (min if certain else median)(self._shares))
-        share = "All" if percent == 100 else f"{'At least ' if certain else ''}{percent}%"
-        text = (
-            f"{share} of the updates of 16-bit weights are lost in each step because they are "
-            "smaller than the spacing of 16-bit values. Keep the weights in FP32 and run the "
-            "model under torch.autocast."
-        )
-        place, dtype = self._place, self._dtype
-        lost = Misused(kind="lost updates", code=self.code, sentence=text, place=place, dtype=dtype)
-        yield lost.model_copy(update={"unsure": not certain})
 
 
 class SmallGradients(Detector):

@@ -233,6 +233,7 @@ class Reason(RecordPart):
     text: str  # a clause about the operation
     code: str = ""  # of the catalogue, if it is a failure of its own
     place: str = ""  # file and line where its inputs were spoiled
+    few: Few = ""  # numbers that a mean or a deviation is taken of
 
 
 class TrialResult(FloatRecordPart):
@@ -273,7 +274,6 @@ class PassResult(FloatRecordPart):
     of_data: bool = False  # the operation had no parameter among its inputs
     mask: Culprit | None = None  # a constant infinity among the inputs
     reason: Reason | None = None
-    few: Few = ""  # numbers that a mean or a deviation is taken of
     made: Made = Made()
     exact: float = math.nan  # largest result in FP64 on the same inputs; inf: not finite there
     differs_at: int | None = None  # first loss that was not repeated

@@ -54,7 +54,7 @@ def find_reason(bad: BadCall) -> Reason | None:
     backward = bad.culprit.phase == "backward"
     name = bad.call.func.overloadpacket.__name__.rstrip("_")
     rules = [_DERIVATIVES.get(bad.culprit.op)] if backward else []
-    rules += [_RULES.get(name), _constant, _overflow]
+    rules += [_RULES.get(name), _statistic, _constant, _overflow]
     for rule in filter(None, rules):
         for reason in rule(bad):
             return reason
@@ -182,15 +182,14 @@ def _labels(_bad: BadCall) -> Iterator[Reason]:
 
 def _statistic(bad: BadCall) -> Iterator[Reason]:
     """Yield a mean of nothing, or a deviation of one number."""
-    given = bad.argument(0)
-    if not isinstance(given, Tensor):
-        return
-    if given.numel() == 0:
-        yield Reason(text="it is taken of no numbers: what was selected is empty")
-    deviates = bad.call.func.overloadpacket.__name__.startswith(("std", "var"))
+    given = [one.tensor for one in bad.call.tensors if one.tensor.is_floating_point()]
     results = sum(one.numel() for one in tensors_in(bad.out))
-    if deviates and given.numel() == results:
-        yield Reason(text="it is the deviation of one number, and divides by a count of 0")
+    if given and given[0].numel() == 0 and results:
+        yield Reason(text="it is taken of no numbers: what was selected is empty", few="none")
+    deviates = bad.call.func.overloadpacket.__name__.startswith(("std", "var"))
+    if deviates and given and given[0].numel() == results:
+        text = "it is the deviation of one number, and divides by a count of 0"
+        yield Reason(text=text, few="one")
 
 
 def _constant(bad: BadCall) -> Iterator[Reason]:
@@ -272,7 +271,6 @@ _RULES: dict[str, Callable[[BadCall], Iterator[Reason]]] = {
     **dict.fromkeys(("mul", "sub", "add"), _infinities),
     "_to_copy": _cast_down,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _labels),
-    **dict.fromkeys(("mean", "std", "var", "std_mean", "var_mean"), _statistic),
     **dict.fromkeys((
         "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_attention_math", "_masked_softmax",

@@ -21,7 +21,15 @@ import torch
 from torch import Tensor
 
 from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
-from halfguard.investigation.detectors import DETECTORS
+from halfguard.investigation.caught_errors import HiddenError
+from halfguard.investigation.detectors import (
+    Detector,
+    NewScalers,
+    ScaledPenalty,
+    ScalerOff,
+    ScheduleAhead,
+    WrongGradients,
+)
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.numpy_errors import BadRate, NumpyErrors
 from halfguard.investigation.passes import (
@@ -42,6 +50,10 @@ from halfguard.precision.modes import HALF_DTYPES
 from halfguard.replaying.function_modes import user_place
 from halfguard.step.parameters import parameters_of
 
+DETECTORS: tuple[type[Detector], ...] = (  # of every step; an audit has others
+    *(WrongGradients, NewScalers, ScheduleAhead, ScaledPenalty, ScalerOff, HiddenError),
+    *(StaleCasts, DividedTwice, HalfMoments),
+)
 MOST_IN_A_ROW = 20
 USUAL_SCALE = (
     2.0**16
@@ -102,8 +114,7 @@ class Sensing:
         self._scales = ScalerFacts()
         self._started = time.monotonic()
         self._progress = ProgressFile(plan.answer)
-        made = (*DETECTORS, StaleCasts, DividedTwice, HalfMoments)
-        self._detectors = [make(bus) for make in made]
+        self._detectors = [make(bus) for make in DETECTORS]
         self._made = MadePlaces(plan)
         self._numpy, self._rate = NumpyErrors(), BadRate()
         self._numpy.watch()

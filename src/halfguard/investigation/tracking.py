@@ -30,7 +30,6 @@ from halfguard.investigation.makers import Makers
 from halfguard.investigation.passes import (
     Ended,
     Event,
-    Few,
     Made,
     PassPlan,
     PassResult,
@@ -69,7 +68,6 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         self.masks: dict[int, Culprit] = {}  # the infinity on purpose that an origin made into NaN
         self.hides: tuple[str, int] | None = None  # a line that made bad numbers finite
         self.of_data: set[int] = set()  # origins outside of modules, whose inputs need no gradient
-        self.few: dict[int, Few] = {}  # origins with too few numbers
         self.reasons: dict[int, Reason | None] = {}
         self._makers = Makers(outermost)
         self._newest = 0
@@ -98,7 +96,6 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
                 self.of_data.add(self._newest)
             if len(self.exact) < _MOST and culprit.kind == "op":
                 self.exact[self._newest] = _in_fp64(call, args, kwargs or {})
-                self.few[self._newest] = _too_few(call, out)
                 self._note_mask(call)
                 exact = self.exact[self._newest]
                 bad = BadCall(call, args, out, culprit, exact, self._makers)
@@ -128,16 +125,6 @@ def _is_data(call: Call) -> bool:
     """Return whether no argument of a call depends on a parameter, and one is a tensor of numbers."""
     tensors = [one.tensor for one in call.tensors if one.tensor.is_floating_point()]
     return bool(tensors) and not any(t.requires_grad or t.grad_fn is not None for t in tensors)
-
-
-def _too_few(call: Call, out: Any) -> Few:
-    """Return whether a call is given no numbers, or one for each deviation."""
-    given = [one.tensor.numel() for one in call.tensors if one.tensor.is_floating_point()]
-    results = sum(result.numel() for result in tensors_in(out))
-    if not given or given[0] == 0:
-        return "none" if given and results else ""
-    deviates = call.func.overloadpacket.__name__ in ("std", "var")
-    return "one" if deviates and given[0] == results else ""
 
 
 def _in_fp64(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
@@ -303,7 +290,6 @@ class Tracking(Approach):
             culprit=culprit,
             exact=exact,
             mask=self._watch.masks.get(origin.index),
-            few=self._watch.few.get(origin.index, ""),
             reason=self._watch.reasons.get(origin.index),
             # 0 / 0 has a harmless stable form; an infinity would only become a large number.
             of_data=origin.index in self._watch.of_data

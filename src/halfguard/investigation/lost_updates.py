@@ -2,13 +2,16 @@
 
 In a few steps each write is done a second time in FP32, from the same numbers. An element is stuck if it was
 the same from the first of these steps to the last one, although all writes would have moved it in one
-direction, so far that rounding does not explain it. Weights are left to ``LostUpdates``.
+direction, so far that rounding does not explain it. Half weights, which optimizers write, are compared before
+and after a step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -64,6 +67,66 @@ class _Written:
         distance = torch.finfo(self.tensor.dtype).eps * self.first.float().abs()
         far = self.least.abs() * (self.ended - self.begun) > LostIncrements.FAR * distance
         return int((far & (distance > 0) & (self.tensor.detach() == self.first)).sum())
+
+
+class LostUpdates(Detector):
+    """Elements of half weights that a step of torch's own optimizers leaves as they are."""
+
+    code = "HG402"
+    # Of the elements whose gradient is not 0: so many are wrong, so many may be.
+    _MOST_LOST, _MANY_LOST = 0.9, 0.5
+    _MOST_ELEMENTS = 5_000_000  # of parameters that are copied
+
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self.is_on = False
+        # A parameter, a copy, and where it has a gradient.
+        self._before: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._shares: list[float] = []
+        self._place: Place | None = None
+        self._dtype = ""
+
+    def on_stepping(self, optimizer: Any) -> None:
+        self._before = []
+        if not self.is_on or not type(optimizer).__module__.startswith("torch.optim"):
+            return
+        room = self._MOST_ELEMENTS
+        with self.bus.unobserved():
+            # A learning rate of 0 freezes a group.
+            groups = [g for g in optimizer.param_groups if "lr" not in g or float(g["lr"]) != 0]
+            for parameter in (p for group in groups for p in group["params"]):
+                room -= parameter.numel()
+                if parameter.dtype in HALF_DTYPES and parameter.grad is not None and room > 0:
+                    has_gradient = parameter.grad.to_dense() != 0
+                    self._before.append((parameter, parameter.detach().clone(), has_gradient))
+                    self._dtype = dtype_name(parameter.dtype)
+
+    def on_stepped(self, _optimizer: Any) -> None:
+        if not self._before:
+            return
+        self.is_on = False
+        with self.bus.unobserved():
+            lost = sum(int(((p == old) & has).sum()) for p, old, has in self._before)
+            moved = sum(int(has.sum()) for *_, has in self._before)
+        self._before = []
+        if moved:
+            self._shares.append(lost / moved)
+            self._place = self._place or user_place()
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        if len(self._shares) < OFTEN or median(self._shares) < self._MANY_LOST:
+            return
+        certain = min(self._shares) >= self._MOST_LOST
+        percent = math.floor(100 * (min if certain else median)(self._shares))
+        share = "All" if percent == 100 else f"{'At least ' if certain else ''}{percent}%"
+        text = (
+            f"{share} of the updates of 16-bit weights are lost in each step because they are "
+            "smaller than the spacing of 16-bit values. Keep the weights in FP32 and run the "
+            "model under torch.autocast."
+        )
+        place, dtype = self._place, self._dtype
+        lost = Misused(kind="lost updates", code=self.code, sentence=text, place=place, dtype=dtype)
+        yield lost.model_copy(update={"unsure": not certain})
 
 
 class LostIncrements(Detector, TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import cmath
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfguard.dist.wrapping import is_dtensor
-from halfguard.formats import FP16
+from halfguard.formats import FP16, dtype_name
+from halfguard.numerics.finite import all_finite, strided_values
 from halfguard.step.nested import PlainValues, named_batch_leaves, text_of
 
 # Find a row of an attention mask in which every position is masked: a softmax over it is 0/0.
@@ -60,8 +60,7 @@ def _has_masked_row(mask: Tensor, name: str) -> bool:
 _DESCRIBED = 12  # entries of a batch that a description shows
 _LENGTH = 120  # characters of an entry
 _SEARCHED = 500  # nodes of a batch that are searched for them
-_SMALL = 1024  # elements of a tensor that is checked together with others
-_PART = 2**24  # elements that are checked at a time, to save memory
+_PART = 2**24  # elements of an array that are checked at a time, to save memory
 _MAX_MAPPED_BYTES = 2**26  # a larger file in memory is a dataset, not a batch
 IGNORED = -100  # the label that losses ignore, as in torch and transformers
 _LABELS = frozenset({"label", "labels", "target", "targets"})
@@ -96,23 +95,23 @@ def _has_empty_tensor(batch: Any) -> bool:
 @torch.no_grad()
 def batch_is_finite(batch: Any) -> bool:
     """Return whether every floating-point and complex number of a batch is finite. This reads the device."""
-    small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    tensors: list[Tensor] = []
     for _, leaf in named_batch_leaves(batch):
         if isinstance(leaf, PlainValues):
             finite = _plain_values_are_finite(leaf)
         elif isinstance(leaf, float | complex):
             finite = cmath.isfinite(leaf)
         elif isinstance(leaf, Tensor):
-            values = _values(leaf, floating=True)
-            if values is not None and type(values) is Tensor and values.numel() <= _SMALL:
-                small.setdefault((values.dtype, values.device), []).append(values)
-                continue
-            finite = values is None or _is_finite(values)
+            tensors += filter(_has_floats, _values(leaf))
+            finite = True
         else:
             finite = not _is_array(leaf) or _array_is_finite(leaf)
         if not finite:
             return False
-    return all(map(_all_finite, small.values()))
+    try:
+        return all_finite(tensors)  # one read of the device for all of them
+    except Exception:  # noqa: BLE001 - one of them cannot be checked
+        return all(map(_is_finite, tensors))
 
 
 def _plain_values_are_finite(values: PlainValues) -> bool:
@@ -124,45 +123,23 @@ def _plain_values_are_finite(values: PlainValues) -> bool:
     return all(cmath.isfinite(value) for value in values if type(value) in (float, complex))
 
 
-def _values(tensor: Tensor, *, floating: bool) -> Tensor | None:
-    """Return the values of a tensor of any layout, or None if they are of another kind or cannot be read."""
+def _values(tensor: Tensor) -> list[Tensor]:
+    """Return the values of a tensor of any layout, or nothing if they cannot be read."""
     try:
-        if (tensor.is_floating_point() or tensor.is_complex()) != floating or tensor.is_meta:
-            return None
-        if is_dtensor(tensor):
-            tensor = tensor.to_local()
-        if tensor.is_sparse:
-            tensor = tensor._values()
-        elif tensor.is_mkldnn:
-            tensor = tensor.to_dense()
-        elif tensor.is_nested or tensor.layout is not torch.strided:
-            tensor = tensor.values()
-        strides = tensor.stride()
-        tensor = tensor[_once(strides)] if 0 in strides else tensor
-        if hasattr(tensor, "fake_mode"):  # a FakeTensor has no values
-            return None
-        if tensor.is_floating_point() and tensor.itemsize == 1:
-            tensor = tensor.to(torch.bfloat16)  # it holds every float8 value
+        # A FakeTensor has no values, and neither has one on the meta device.
+        no_values = tensor.is_meta or hasattr(tensor, "fake_mode")
+        return [] if no_values else [strided_values(tensor)]
     except Exception:  # noqa: BLE001 - a tensor subclass or dtype that this torch cannot convert
-        return None
-    return tensor
+        return []
 
 
-def _all_finite(tensors: list[Tensor]) -> bool:
-    """Return whether tensors of one dtype and device are finite; one read of the device for all of them."""
-    try:
-        return bool(torch.cat([tensor.reshape(-1) for tensor in tensors]).isfinite().all())
-    except Exception:  # noqa: BLE001 - one of them cannot be checked
-        return all(map(_is_finite, tensors))
+def _has_floats(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _is_finite(tensor: Tensor) -> bool:
     try:
-        sizes = list(tensor.shape) or [1]
-        parts = tensor.reshape(sizes).tensor_split(
-            -(-tensor.numel() // _PART) or 1, dim=sizes.index(max(sizes))
-        )
-        return all(bool(part.isfinite().all()) for part in parts)
+        return all_finite([tensor])
     except Exception:  # noqa: BLE001 - it has no data
         return True
 
@@ -179,15 +156,11 @@ def _array_is_finite(array: Any) -> bool:
     if isinstance(array, numpy.memmap) and array.nbytes > _MAX_MAPPED_BYTES:
         return True
     values = numpy.atleast_1d(numpy.asarray(array))
-    values = values[_once(values.strides)]
+    # An expanded array has each number once.
+    values = values[tuple(slice(1) if stride == 0 else slice(None) for stride in values.strides)]
     axis = values.shape.index(max(values.shape))
     parts = numpy.array_split(values, -(-values.size // _PART), axis)
     return all(bool(numpy.isfinite(part).all()) for part in parts)
-
-
-def _once(strides: Sequence[int]) -> tuple[slice, ...]:
-    """Return an index that selects every number of an expanded tensor or array once."""
-    return tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
 
 
 def every_label_ignored(batch: Any, ignored: int = IGNORED) -> bool:
@@ -217,8 +190,8 @@ def _is_label(name: str) -> bool:
 def _holds_only(leaf: Any, number: int) -> bool:
     try:
         if isinstance(leaf, Tensor):
-            values = _values(leaf, floating=False)
-            if values is None or values.dtype is torch.bool or values.numel() == 0:
+            [values] = _values(leaf)
+            if _has_floats(values) or values.dtype is torch.bool or values.numel() == 0:
                 return False
             # torch reduces a number that the dtype cannot hold: -100 equals 156 in uint8
             limits = torch.iinfo(values.dtype)
@@ -244,7 +217,7 @@ def describe_batch(batch: Any, about: Any = None, *, contents: bool = True) -> s
 def _descriptions(batch: Any, contents: bool) -> Iterator[str]:
     for _, leaf in named_batch_leaves(batch, _SEARCHED):
         if isinstance(leaf, Tensor):
-            yield f"{str(leaf.dtype).removeprefix('torch.')}{_shape(leaf)}"
+            yield f"{dtype_name(leaf.dtype)}{_shape(leaf)}"
         elif _is_array(leaf) and leaf.ndim:
             yield f"numpy.{leaf.dtype}{list(leaf.shape)}"
         elif contents:

@@ -52,9 +52,8 @@ from halfguard.step.parameters import parameters_of
 
 
 NamedTensor = tuple[str, Tensor]
-_PACKED = {
-    getattr(torch, "float4_e2m1fn_x2", None)
-}  # two numbers in a byte, which torch cannot copy
+# Two numbers in a byte, which torch cannot copy.
+_PACKED = {getattr(torch, "float4_e2m1fn_x2", None)}
 
 
 @dataclass

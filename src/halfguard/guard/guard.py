@@ -94,9 +94,8 @@ class Guard:
     unusual step, and when the loss scale changes.
     """
 
-    _hosted: ClassVar[bool] = (
-        False  # a framework runs backward, clips, clears gradients and steps schedulers
-    )
+    # A framework runs backward, clips, clears gradients and steps schedulers.
+    _hosted: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -136,10 +135,8 @@ class Guard:
         self._begun = False
         self._in_forward = False  # a forward pass was begun, and no backward pass since
         self._settled = True  # the scheduler has followed the last decision
-        self._told_statistics = False
+        self._told: set[str] = set()  # what is reported once
         self._attached_lines = False
-        self._told_failed_repeat = False
-        self._told_unverifiable = False
         self._repeats = 0  # in FP32
         self._culprits: set[str] = set()  # of steps that were run again as they were
         self._copies_batches = False  # loss_fn was seen to change a batch in place
@@ -193,8 +190,7 @@ class Guard:
         from halfguard.guard.stepping.verifying import find_wrong_ranks
 
         found = find_wrong_ranks(self._stepper, self._batches, self._loss_again)
-        if found is None and not self._told_unverifiable:
-            self._told_unverifiable = True
+        if found is None and self._first_time("unverifiable"):
             self.note(
                 "verify: two repeats of a healthy step differ because an operation is not deterministic "
                 "(see torch.use_deterministic_algorithms). This is reported once."
@@ -833,14 +829,13 @@ class Guard:
     def _repair_statistics(self, report: StepReport) -> None:
         if not self._pending.lag:  # otherwise the device has done it
             self._stepper.buffers.restore_nonfinite()
-        if not self._told_statistics:
+        if self._first_time("statistics"):
             logger.warning(
                 "step %d: running statistics became non-finite although the loss is finite, for example "
                 "because of a NaN sample that the loss ignores. They keep their previous values. This is "
                 "reported once.",
                 report.step,
             )
-        self._told_statistics = True
 
     def _investigate(
         self, cause: Cause, seen: policy.Signals, report: StepReport
@@ -1007,11 +1002,8 @@ class Guard:
         self, errors: Sequence[str], seen: policy.Signals, report: StepReport
     ) -> tuple[policy.Decision, policy.Signals]:
         """Skip a step whose repeat raised, on any rank; say so once."""
-        if not self._told_failed_repeat:
-            self._told_failed_repeat = True
-            error = (
-                errors[0] if not self._stepper.single_rank else errors[0].removeprefix("rank 0: ")
-            )
+        if self._first_time("failed repeat"):
+            error = errors[0].removeprefix("rank 0: ") if self._stepper.single_rank else errors[0]
             logger.warning(
                 "step %d could not be repeated in FP32 and is skipped: %s\nSuch steps are skipped from now "
                 "on, as without retry_fp32. This is reported once. Code that accepts only 16-bit tensors "
@@ -1022,6 +1014,12 @@ class Guard:
                 error.partition("\n")[0],
             )
         return self._skip_unrepeated(seen)
+
+    def _first_time(self, what: str) -> bool:
+        """Return whether something is to be reported, which is done once."""
+        told = what in self._told
+        self._told.add(what)
+        return not told
 
     def _skip_unrepeated(self, seen: policy.Signals) -> tuple[policy.Decision, policy.Signals]:
         decision, self._policy = policy.decide_unrepeated(self._policy, seen, self.config)

@@ -110,15 +110,12 @@ class HostedGuard(Guard):
         self._stepped_in_window: set[int] = set()
         self._void = False  # a rollback has undone the window
         self._examined: dict[int, tuple[policy.StepLimits, Tensor, Gradients]] = {}
-        self._left: set[int] = (
-            set()
-        )  # optimizers that were unscaled, and whose step the host left out
+        self._left: set[int] = set()  # optimizers that were unscaled, and not stepped by the host
         self._kept: tuple[list[Optimizer], Tensor] | None = None  # gradients, and their scale
         self._in_loss_fn = False
         self._returned: Node | None = None  # the last operation of the loss that forward() returned
         self._operations_on_loss = 0  # of the host, between forward() and scale()
         self._overlapping = False  # a forward pass began before the last one had a backward pass
-        self._told_unrepeatable = False
         if given.clip is not None and clip is None:
             logger.info(
                 (
@@ -168,9 +165,7 @@ class HostedGuard(Guard):
             self._open_window(late=True)
             self._raise_if_unscaled_gradients_stay()
             self._rescale_kept_gradients()
-            further = first and bool(
-                self._batches.micro_batches
-            )  # of a window that is open already
+            further = first and bool(self._batches.micro_batches)  # of an open window
             if further and not self._has_any_gradients():
                 self._forget_cleared_batches()
             elif further:
@@ -449,8 +444,7 @@ class HostedGuard(Guard):
         if report.batches.repeatable:
             return self.config
         retries = self.config.skip.on_nonfinite == "retry_fp32"
-        if (retries or self.config.heal is not None) and not self._told_unrepeatable:
-            self._told_unrepeatable = True
+        if (retries or self.config.heal is not None) and self._first_time("not repeatable"):
             lost = "repeated in FP32, but skipped" if retries else "analyzed, so heal cannot act"
             logger.warning(
                 "step %d is not %s: its forward pass has no repeat function, its loss was changed "

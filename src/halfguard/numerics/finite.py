@@ -143,18 +143,27 @@ def find_poison(
 
 def _floating_values(tensor: Tensor) -> Tensor | None:
     """Return the values that this rank holds, as a strided real tensor; None if they cannot be NaN."""
-    part = local_tensor(tensor.detach())
-    if part.is_meta or not (part.is_floating_point() or part.is_complex()):
+    if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
-    if part.is_nested:
-        part = part.values()
-    elif part.layout is torch.sparse_coo:
+    part = strided_values(tensor)
+    return torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
+
+
+def strided_values(tensor: Tensor) -> Tensor:
+    """Return the values of this rank as a strided tensor, each once; float8 is bfloat16, which holds it."""
+    part = local_tensor(tensor.detach())
+    if part.layout is torch.sparse_coo:
         part = part._values()
-    elif part.layout is not torch.strided:
+    elif part.is_mkldnn:
+        part = part.to_dense()
+    elif part.is_nested or part.layout is not torch.strided:
         part = part.values()
-    if part.is_complex():
-        part = torch.view_as_real(part.resolve_conj())
-    return part.to(torch.bfloat16) if part.itemsize == 1 else part  # torch has no maximum of float8
+    strides = part.stride()
+    if 0 in strides:  # expanded
+        part = part[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
+    if part.is_floating_point() and part.itemsize == 1:  # torch has no maximum of float8
+        part = part.to(torch.bfloat16)
+    return part
 
 
 def _not_below(values: Mapping[str, Tensor], limit: float) -> list[str]:

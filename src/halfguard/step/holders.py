@@ -77,7 +77,7 @@ class Holder:
 
     def is_as(self, saved: Any) -> bool:
         """Return whether it holds what ``save`` returned."""
-        raise NotImplementedError
+        return bool(self.save() == saved)
 
     def restore(self, saved: Any) -> None:
         """Make it hold again what ``save`` returned."""
@@ -197,9 +197,6 @@ class HistoryHolder(Holder):
     def save(self) -> int:
         return len(self.target)
 
-    def is_as(self, saved: int) -> bool:
-        return len(self.target) == saved
-
     def restore(self, saved: int) -> None:
         del self.target[saved:]
 
@@ -217,9 +214,6 @@ class BytesHolder(Holder):
     def save(self) -> Any:
         return self.target[:]
 
-    def is_as(self, saved: Any) -> bool:
-        return bool(self.target == saved)
-
     def restore(self, saved: Any) -> None:
         self.target[:] = saved
 
@@ -232,9 +226,6 @@ class SetHolder(Holder):
 
     def save(self) -> set[Any]:
         return set.copy(self.target)
-
-    def is_as(self, saved: set[Any]) -> bool:
-        return bool(self.target == saved)
 
     def restore(self, saved: set[Any]) -> None:
         set.clear(self.target)
@@ -276,9 +267,6 @@ class FlagsHolder(Holder):
 
     def save(self) -> list[bool]:
         return [weight.requires_grad for weight in self.target.parameters()]
-
-    def is_as(self, saved: list[bool]) -> bool:
-        return self.save() == saved
 
     def restore(self, saved: list[bool]) -> None:
         for weight, flag in zip(self.target.parameters(), saved, strict=False):
@@ -398,9 +386,6 @@ class ConnectionHolder(Holder):
     def save(self) -> int:
         return int(self.target.total_changes)
 
-    def is_as(self, saved: int) -> bool:
-        return self.save() == saved
-
 
 class IteratorHolder(Holder):
     """An iterator: it can be seen to have advanced, but nobody can set it back."""
@@ -409,17 +394,10 @@ class IteratorHolder(Holder):
     style = "{}"
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
-        return ((None, value) for value in self._parts())
+        return ((None, value) for value in _parts_of(self.target))
 
     def save(self) -> list[Any]:
-        return [_fingerprint(value) for value in self._parts()]
-
-    def is_as(self, saved: list[Any]) -> bool:
-        now = self.save()
-        return len(now) == len(saved) and all(map(operator.eq, now, saved))
-
-    def _parts(self) -> list[Any]:
-        return _parts_of(self.target)
+        return [_fingerprint(value) for value in _parts_of(self.target)]
 
 
 def save_all(holders: Iterable[Holder]) -> list[tuple[Holder, Any]]:

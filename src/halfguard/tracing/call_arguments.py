@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map_only
 
 
 class TensorArgument(NamedTuple):
@@ -97,30 +99,45 @@ class Call:
 
     def in_fp32(self, substitute: Substitute) -> list[Tensor]:
         """Repeat the call; return its tensor outputs, then the tensors that it wrote to."""
-        written: list[Tensor] = []
-        values = [self._wide(a, value, substitute, written) for a, value in self._values]
-        args, named = values[: self._positional], self._values[self._positional :]
-        kwargs = {a.name: v for (a, _), v in zip(named, values[self._positional :], strict=True)}
+        fill = partial(filled, leaf=Tensor, read=substitute, dtypes=WIDE)
         with undispatched():
-            out = self.func(*args, **kwargs)
-        return results_of(out, written)
+            return repeat_call(self.func, self._values, self._positional, fill)
 
-    def _wide(
-        self, argument: Any, value: Any, substitute: Substitute, written: list[Tensor]
-    ) -> Any:
-        if isinstance(value, Tensor):
-            wide = substitute(value)
-            if is_written(argument):
-                wide = wide.clone()
-                written.append(wide)
-            elif argument.name.startswith("running_"):  # statistics, updated without being declared
-                wide = wide.clone()
-            return wide
-        if isinstance(value, list | tuple):
-            return [self._wide(argument, item, substitute, written) for item in value]
-        if isinstance(value, torch.dtype):
-            return WIDE.get(value, value)
-        return False if argument.name == "half_to_float" else value
+
+def filled(
+    value: Any,
+    *,
+    leaf: type[Any],
+    read: Callable[[Any], Tensor],
+    dtypes: Mapping[torch.dtype, torch.dtype],
+) -> Any:
+    """Return an argument with ``read(leaf)`` in place of its leaves, and other dtypes."""
+    if isinstance(value, leaf):
+        return read(value)
+    if isinstance(value, list | tuple):
+        return [filled(item, leaf=leaf, read=read, dtypes=dtypes) for item in value]
+    return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def repeat_call(
+    func: Any, bound: Sequence[tuple[Any, Any]], positional: int, fill: Callable[[Any], Any]
+) -> list[Tensor]:
+    """Repeat a call with other arguments, and copies of those that it writes to.
+
+    Return what it makes, then what it writes to.
+    """
+    written: list[Tensor] = []
+    values: dict[str, Any] = {}
+    for argument, value in bound:
+        new = fill(value)
+        # Statistics are updated without being declared.
+        if is_written(argument) or argument.name.startswith("running_"):
+            new = tree_map_only(Tensor, torch.clone, new)
+        if is_written(argument):
+            written += tensors_in(new)
+        values[argument.name] = False if argument.name == "half_to_float" else new
+    args = [values.pop(argument.name) for argument, _ in bound[:positional]]
+    return results_of(func(*args, **values), written)
 
 
 @contextmanager

@@ -40,11 +40,8 @@ class ModuleStack:
         handles: list[Any] = []
         try:
             for path, module in model.named_modules() if compiled else visible_modules(model):
-                handles.append(
-                    module.register_forward_pre_hook(
-                        self._enter(without_wrappers(path, (COMPILED,)))
-                    )
-                )
+                enter = self._enter(without_wrappers(path, (COMPILED,)))
+                handles.append(module.register_forward_pre_hook(enter))
                 # always_call: also for a module that raises.
                 handles.append(module.register_forward_hook(self._leave, always_call=True))
             yield
@@ -85,19 +82,15 @@ class OperationPlace:
     module: str | None
     source: SourceLine
 
+    def facts(self) -> dict[str, Any]:
+        """Return the fields that every record of an operation has."""
+        source = self.source
+        place = {"file": source.file, "line": source.line, "code": source.code}
+        return {"op": self.op, "phase": self.phase, "module": self.module, **place}
+
     def culprit(self, **facts: Any) -> Culprit:
         """Return a culprit at this place, with the facts of the caller."""
-        source = self.source
-        return Culprit(
-            op=self.op,
-            phase=self.phase,
-            module=self.module,
-            file=source.file,
-            line=source.line,
-            code=source.code,
-            compiled=source.compiled,
-            **facts,
-        )
+        return Culprit(**self.facts(), compiled=self.source.compiled, **facts)
 
 
 class OperationPlaces:

@@ -108,7 +108,7 @@ def can_check(value: object) -> TypeGuard[Tensor]:
         return False
     if hasattr(
         value, "__tensor_flatten__"
-    ):  # a DTensor, for example: its inner tensors are seen as well
+    ):  # as of a DTensor, whose inner tensors are seen as well
         return False
     return (value.is_floating_point() or value.is_complex()) and value.numel() > 0
 

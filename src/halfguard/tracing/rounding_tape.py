@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -32,7 +33,8 @@ from halfguard.tracing.call_arguments import (
     WIDE,
     Call,
     bind_arguments,
-    is_written,
+    filled,
+    repeat_call,
     results_of,
     undispatched,
 )
@@ -133,42 +135,12 @@ class Entry:
         decomposed: bool = False,
     ) -> list[Tensor]:
         """Repeat the operation on other numbers; return what it makes, then what it writes to."""
+        fill = partial(filled, leaf=Held, read=read, dtypes=dtypes)
         if (substitute := substitute_for(self.packet)) is not None:
-            given = {a.name: _filled(value, read, dtypes) for a, value in self.values}
+            given = {argument.name: fill(value) for argument, value in self.values}
             return substitute(given, [one.wide for one in self.results])
-        written: list[Tensor] = []
-        values = []
-        for argument, value in self.values:
-            filled = _filled(value, read, dtypes)
-            if is_written(argument) or argument.name.startswith("running_"):
-                filled = _copied(filled)
-            if is_written(argument):
-                written += _tensors(filled)
-            values.append(False if argument.name == "half_to_float" else filled)
-        kwargs = {a.name: v for (a, _), v in zip(self.values, values, strict=True)}
-        args = [kwargs.pop(a.name) for a, _ in self.values[: self.positional]]
         func = decomposition_table[self.func] if decomposed else self.func
-        return results_of(func(*args, **kwargs), written)
-
-
-def _filled(
-    value: Any, read: Callable[[Held], Tensor], dtypes: Mapping[torch.dtype, torch.dtype]
-) -> Any:
-    if isinstance(value, Held):
-        return read(value)
-    if isinstance(value, list | tuple):
-        return [_filled(item, read, dtypes) for item in value]
-    return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_copied(item) for item in value]
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, Tensor)]
+        return repeat_call(func, self.values, self.positional, fill)
 
 
 class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -335,9 +307,7 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note(self, reason: str, entry: Entry) -> None:
         """Say once that the effect of an entry is not known."""
-        source = entry.place.source
-        where = f" at {source.file}:{source.line}" if source.file else ""
-        self.not_judged.setdefault(f"{entry.packet} {reason}{where}")
+        self.not_judged.setdefault(f"{entry.packet} {reason}{entry.place.source.where}")
 
     def exact(self, held: Held) -> Tensor:
         """Return the exact numbers of a tensor at the end of the step."""

@@ -294,13 +294,8 @@ class ShadowWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 (one.name, done.before.get(id(one.tensor), one.tensor)) for one in done.call.tensors
             ]
             finding = AuditFinding(
-                op=place.op,
+                **place.facts(),
                 kernel=str(done.call.func),
-                phase=place.phase,
-                module=place.module,
-                file=source.file,
-                line=source.line,
-                code=source.code,
                 fault=fault,
                 elements=0,
                 numel=0,
@@ -330,9 +325,7 @@ class ShadowWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.shadows.drop(result)
 
     def _note(self, reason: str, place: OperationPlace) -> None:
-        source = place.source
-        where = f" at {source.file}:{source.line}" if source.file else ""
-        self.not_judged.setdefault(f"{reason}{where}")
+        self.not_judged.setdefault(f"{reason}{place.source.where}")
 
 
 def _is_suspect(result: Tensor, done: _Done) -> bool:

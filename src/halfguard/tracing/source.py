@@ -49,6 +49,11 @@ class SourceLine:
         """The text of the line."""
         return linecache.getline(self.file, self.line).strip() if self.file else ""
 
+    @property
+    def where(self) -> str:
+        """The place as the end of a sentence; empty if it is not known."""
+        return f" at {self.file}:{self.line}" if self.file else ""
+
 
 def user_frame(outermost: CodeType | None = None) -> FrameType | None:
     """Return the innermost frame of the user inside ``outermost`` or the engine, or None."""

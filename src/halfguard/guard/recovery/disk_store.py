@@ -31,7 +31,7 @@ from halfguard.dist.wrapping import is_dtensor
 from halfguard.errors import RecordError, UsageError
 from halfguard.guard.recovery import snapshot_folder
 from halfguard.guard.recovery.snapshot_folder import FolderLock
-from halfguard.guard.recovery.snapshot_store import SnapshotState
+from halfguard.guard.recovery.snapshot_store import SnapshotState, SnapshotStore
 from halfguard.incident.encoding import Encoder, decode
 from halfguard.records import RankSnapshotRecord, SnapshotRecord
 from halfguard.records.snapshot import FileChecksum
@@ -83,7 +83,7 @@ class _Folder:
     saving: checkpoint.PendingSave | None = None
 
 
-class DiskStore:
+class DiskStore(SnapshotStore):
     """One folder per snapshot, in torch's sharded format.
 
     ``live`` returns the present tensors in the structure of a state: a tensor that is read is sharded like
@@ -168,12 +168,10 @@ class DiskStore:
             snapshot_folder.remove(held.path)
 
     def set_aside(self, held: _Folder) -> None:
-        """Rename a damaged snapshot, so that it is not read again."""
         if rank() == 0:
             snapshot_folder.set_aside(held.path)
 
     def good(self) -> list[tuple[int, _Folder]]:
-        """Return the good snapshots of an earlier run, newest first; the same on every rank."""
         self._lock_folder()
         steps = self._read_by_first(self._folder, lambda: snapshot_folder.good_steps(self._folder))
         return [(step, _Folder(self._at(step))) for step in steps]

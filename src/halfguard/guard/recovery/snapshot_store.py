@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -75,20 +76,36 @@ class SnapshotState:
     own: dict[str, Any] = field(default_factory=dict)
 
 
-class SnapshotStore(Protocol):
-    """Stores snapshots; ``save`` returns a handle, and ``good`` lists handles, newest first."""
+class SnapshotStore(ABC):
+    """Stores snapshots; ``save`` returns a handle."""
 
-    capacity: ClassVar[
-        int
-    ]  # good snapshots; the older ones are spares, in case the newest is damaged
+    # Good snapshots; the older ones are spares, in case the newest is damaged.
+    capacity: ClassVar[int] = 1
 
-    def save(self, step: int, state: SnapshotState) -> Any: ...
-    def mark_good(self, held: Any) -> bool: ...
-    def load(self, held: Any) -> SnapshotState: ...
-    def discard(self, held: Any) -> None: ...
-    def set_aside(self, held: Any) -> None: ...
-    def good(self) -> list[tuple[int, Any]]: ...
-    def close(self) -> None: ...
+    @abstractmethod
+    def save(self, step: int, state: SnapshotState) -> Any:
+        """Start to save a state; return None if that is impossible."""
+
+    @abstractmethod
+    def load(self, held: Any) -> SnapshotState:
+        """Return a saved state, which shares no memory with the stored one."""
+
+    def mark_good(self, _held: Any) -> bool:
+        """Complete a snapshot, and mark it as good; return whether it is whole."""
+        return True
+
+    def discard(self, held: Any) -> None:  # noqa: B027 - memory is freed when the caller drops the snapshot
+        """Remove a snapshot."""
+
+    def set_aside(self, held: Any) -> None:  # noqa: B027 - copies in memory are not damaged
+        """Keep a damaged snapshot from being read again."""
+
+    def good(self) -> list[tuple[int, Any]]:
+        """Return the good snapshots of an earlier run with their steps, newest first."""
+        return []
+
+    def close(self) -> None:  # noqa: B027 - nobody else can use this memory
+        """Let another guard use the store."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +116,8 @@ class _HeldState:
     copies: HostCopies
 
 
-class MemoryStore:
+class MemoryStore(SnapshotStore):
     """Copies in host memory, lost when the process ends."""
-
-    capacity: ClassVar[int] = 1
 
     def save(self, step: int, state: SnapshotState) -> _HeldState:  # noqa: ARG002
         """Start to copy a state to the host; only ``load`` waits for the copies."""
@@ -111,27 +126,9 @@ class MemoryStore:
         copies.record()
         return _HeldState(held, copies)
 
-    def mark_good(self, held: _HeldState) -> bool:  # noqa: ARG002
-        """Always succeeds: a copy in memory needs no verification."""
-        return True
-
     def load(self, held: _HeldState) -> SnapshotState:
-        """Return another copy, which shares no memory with the stored one."""
         held.copies.wait()
         return SnapshotState(from_host(held.state.shared), from_host(held.state.own))
-
-    def discard(self, held: _HeldState) -> None:
-        """Does nothing: the memory is freed when the caller drops the snapshot."""
-
-    def set_aside(self, held: _HeldState) -> None:
-        """Does nothing: copies in memory are not damaged."""
-
-    def good(self) -> list[tuple[int, _HeldState]]:
-        """Return nothing: memory does not outlive a run."""
-        return []
-
-    def close(self) -> None:
-        """Does nothing: nobody else can use this memory."""
 
 
 def to_host(state: Any, copies: HostCopies) -> Any:

@@ -70,9 +70,7 @@ def restore_types(kept: Any, live: Any) -> Any:
             return type(live)(*parts) if hasattr(live, "_fields") else type(live)(parts)
         return type(kept)(*parts) if hasattr(kept, "_fields") else tuple(parts)
     if isinstance(kept, Tensor) and isinstance(live, Tensor) and not kept.dim():
-        return kept.to(
-            live.device
-        )  # a learning rate: an optimizer takes the tensor that it is given
+        return kept.to(live.device)  # a learning rate: an optimizer takes the tensor as it is
     return kept
 
 

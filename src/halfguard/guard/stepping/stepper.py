@@ -705,9 +705,7 @@ class Stepper:
         if self.config.clip is None:
             return
         total = gradients.total
-        if (
-            self._hosted and self._consensus.sums_early
-        ):  # the host has clipped since they were measured
+        if self._hosted and self._consensus.sums_early:  # the host has clipped since then
             total = self._measure(optimizers).total
         clipped: Any = [p for o in optimizers for p in parameters_of(o) if p.grad is not None]
         if not self._consensus.sums_early:

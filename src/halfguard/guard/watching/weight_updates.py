@@ -207,9 +207,8 @@ class PlannedRates:
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[Any]) -> None:
         own = [one for one in schedulers if getattr(one, "optimizer", None) is optimizer]
         self._optimizer = optimizer
-        self._scheduler = (
-            own[0] if len(own) == 1 else None
-        )  # several: only the present rate is known
+        # Of several, only the present rate is known.
+        self._scheduler = own[0] if len(own) == 1 else None
         self._plans: dict[int, tuple[int, list[float]]] = {}
         self._peaks: dict[int, float] = {}
 

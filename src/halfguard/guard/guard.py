@@ -142,12 +142,13 @@ class Guard:
         self._copies_batches = False  # loss_fn was seen to change a batch in place
         self._policy = policy.PolicyState()
         self._pending: PendingRows[StepReport] = PendingRows(self._lag)
-        incidents = self._make_incidents(run_dir, entry)
+        folder = None if run_dir is None else Path(run_dir)
+        incidents = self._make_incidents(folder, entry)
         device = self._stepper.device
         self._recorder = Recorder(self.config, device, run_dir, incidents, metrics_log)
         self._lines = self._make_lines(plan)
-        self._healing = self._make_healing(plan, run_dir)
-        self._recovery = self._make_recovery(run_dir)
+        self._healing = self._make_healing(plan, folder)
+        self._recovery = self._make_recovery(folder)
         self.watching = self._make_watching()
         if self._hosted:
             self._attach_lines()
@@ -498,15 +499,13 @@ class Guard:
                 "heal."
             )
 
-    def _make_incidents(
-        self, run_dir: str | os.PathLike[str] | None, entry: str
-    ) -> Incidents | None:
+    def _make_incidents(self, run_dir: Path | None, entry: str) -> Incidents | None:
         rules = self.config.incidents
         if run_dir is None or rules is None:
             return None
         from halfguard.guard.incidents import Incidents
 
-        return Incidents(rules, self._stepper.device, Path(run_dir), entry)
+        return Incidents(rules, self._stepper.device, run_dir, entry)
 
     def _make_lines(self, plan: PrecisionPlan) -> LineIslands | None:
         if self.config.heal is None and not plan.lines:
@@ -520,9 +519,7 @@ class Guard:
         """The context for a micro-batch: lines that the plan or the healing names run in FP32."""
         return nullcontext() if self._lines is None else self._lines.active()
 
-    def _make_healing(
-        self, plan: PrecisionPlan, run_dir: str | os.PathLike[str] | None
-    ) -> Healing | None:
+    def _make_healing(self, plan: PrecisionPlan, run_dir: Path | None) -> Healing | None:
         if self.config.heal is None or self._lines is None:
             return None
         from halfguard.guard.healing.healing import Healing
@@ -534,7 +531,7 @@ class Guard:
             copies=self._scheduler_and_ema.averaged_models(),
             lines=self._lines,
             given=plan,
-            run_dir=Path(run_dir) if run_dir else None,
+            run_dir=run_dir,
             hosted=self._hosted,
             around=self._repeating,
         )
@@ -543,7 +540,7 @@ class Guard:
         """Return the context in which a step is repeated to look into it."""
         return nullcontext()
 
-    def _make_recovery(self, run_dir: str | os.PathLike[str] | None) -> Recovery | None:
+    def _make_recovery(self, run_dir: Path | None) -> Recovery | None:
         if self.config.recovery is None:
             return None
         from halfguard.guard.recovery.recovery import Recovery
@@ -553,7 +550,7 @@ class Guard:
             self.optimizers,
             {"scaler": self.scaler, **self._scheduler_and_ema.savable_parts()},
             self.config,
-            Path(run_dir) if run_dir else None,
+            run_dir,
             self._own_state,
             self._stepper.private if not self._stepper.single_rank else frozenset(),
             rates=self._scheduler_and_ema.rates,

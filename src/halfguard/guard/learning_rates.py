@@ -31,9 +31,7 @@ class _CutRate:
 
     planned: Rate
     written: Rate
-    version: int | None = (
-        None  # of a tensor that was written in place: compared without a host sync
-    )
+    version: int | None = None  # of a tensor written in place: compared without a host sync
 
     def is_current(self, rate: Rate) -> bool:
         """Return whether nobody has changed the rate since it was written."""

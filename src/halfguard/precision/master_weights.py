@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from halfguard.errors import UsageError
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.precision.upcast import cast_to_fp32
 
 # Pairs of a half parameter and its FP32 master, and functions that move data between them.
 #
@@ -288,16 +289,8 @@ class MasterWeights(Optimizer):
                 pairs.append(MasterPair.of(param))
                 params[i] = pairs[-1].master
                 if param in self.state:
-                    self.state[params[i]] = _cast_to_fp32(self.state.pop(param))
+                    self.state[params[i]] = cast_to_fp32(dict(self.state.pop(param)))
         group["params"] = _Masters(params, pairs)
-
-
-def _cast_to_fp32(state: dict[str, Any]) -> dict[str, Any]:
-    def cast(value: Any) -> Any:
-        half = isinstance(value, Tensor) and value.dtype in HALF_DTYPES
-        return value.float() if half else value
-
-    return {key: cast(value) for key, value in state.items()}
 
 
 def _shapes(tensors: dict[int, Tensor]) -> dict[int, torch.Size]:

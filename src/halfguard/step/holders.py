@@ -345,10 +345,7 @@ class VariableHolder(Holder):
     """A context variable."""
 
     def save(self) -> Any:
-        try:
-            return self.target.get()
-        except LookupError:
-            return _MISSING
+        return self.target.get(_MISSING)
 
     def is_as(self, saved: Any) -> bool:
         return same_value(self.save(), saved)

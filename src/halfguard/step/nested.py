@@ -28,13 +28,10 @@ from typing import Any
 from torch import Tensor, nn
 
 MAX_DEPTH = 64  # of a batch
-MAX_NODES = (
-    4_000  # of a batch, leaves and containers; up to 64 plain values in a row count as three
-)
+# Of a batch, leaves and containers; up to 64 plain values in a row count as three.
+MAX_NODES = 4_000
 _CHUNK = 64  # entries that are read from a container in one turn
-_USER_CODE = (
-    16  # nodes that an entry counts for if reading it runs code of a library or of the user
-)
+_USER_CODE = 16  # nodes that an entry counts for if reading it runs code of a library or the user
 PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None)})
 _CLOSED = (
     *(Tensor, nn.Module, Iterator, range, str, bytes, bytearray, memoryview),

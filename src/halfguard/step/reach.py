@@ -62,20 +62,11 @@ from halfguard.step.nested import PLAIN, slots_of
 MAX_OBJECTS = 20_000  # from each root
 _WIDEST = 1_000  # entries of one container that are followed
 _ARRAY_BYTES = 2**26  # of all NumPy arrays together: the rest is data
-_CLOSED_PACKAGES = frozenset(
-    {
-        *(
-            "halfguard",
-            "torch.utils.data",
-            "torch.nn.parallel",
-            "torch.distributed",
-            "torch._dynamo",
-        ),
-        *("torch.cuda", "torch.fx", "torch.jit", "logging", "threading", "concurrent"),
-        *("multiprocessing", "asyncio", "subprocess", "weakref", "re", "tqdm", "lightning"),
-        *("pytorch_lightning", "accelerate"),
-    }
-)
+_CLOSED_PACKAGES = frozenset({
+    "halfguard", "torch.utils.data", "torch.nn.parallel", "torch.distributed", "torch._dynamo",
+    "torch.cuda", "torch.fx", "torch.jit", "logging", "threading", "concurrent", "multiprocessing",
+    "asyncio", "subprocess", "weakref", "re", "tqdm", "lightning", "pytorch_lightning", "accelerate",
+})  # fmt: skip
 # Packages whose functions are followed by nobody, even if one of them is the loss function.
 _LIBRARIES = frozenset(
     {"torch", "transformers", "trl", "peft", "diffusers", "timm", "lightning", "accelerate"}
@@ -84,12 +75,7 @@ _HANDLES = (
     *(type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event),
     *(io.IOBase, socket.socket, logging.Logger),
 )
-_CLOSED = (
-    *_HANDLES,
-    threading.Thread,
-    Enum,
-    memoryview,
-)
+_CLOSED = (*_HANDLES, threading.Thread, Enum, memoryview)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _MAKING = frozenset({"__init__", "__new__", "__post_init__"})  # what they assign may stay

@@ -48,9 +48,8 @@ def restored(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(saved)
 
 
-LIMIT = (
-    0.02  # relative error of the loss, or of all gradients together, from which a flag is a finding
-)
+# Relative error of the loss, or of all gradients together, from which a flag is a finding.
+LIMIT = 0.02
 MAX_BYTES = 2**31  # of shadows
 
 

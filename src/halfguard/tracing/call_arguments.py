@@ -14,7 +14,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+
+class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode whose ``run`` gets every operation inside the block, and must run it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operation, and look at it."""
+        raise NotImplementedError
 
 
 class TensorArgument(NamedTuple):

@@ -20,20 +20,20 @@ learning rate of an optimizer: the origin of the tensor is then that of the resu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.formats import dtype_name
 from halfguard.records.autopsy import Culprit, CulpritKind, TensorRange
 from halfguard.tracing import origins as known
 from halfguard.tracing.audit import LIMIT, MAX_BYTES, judge, restored, run_step
 from halfguard.tracing.call_arguments import (
+    OperationMode,
     TensorArgument,
     bind_arguments,
     tensor_arguments,
@@ -54,11 +54,11 @@ class CallInputs:
     ranges: tuple[TensorRange, ...] | None  # None if the tensors are unchanged
 
 
-class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationWatch(OperationMode):  # type: ignore[no-untyped-call]
     """Finds the origin of every bad number; ``origins`` returns it for a tensor."""
 
     def __init__(self, modules: ModuleStack, outermost: CodeType) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.origins = Origins()
         self.last: Origin | None = None
         # The origin of the last bad number that the script took out of a tensor, as by ``.item()``.
@@ -66,14 +66,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._places = OperationPlaces(modules, outermost)
         self._outermost = outermost
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         bound = tensor_arguments(bind_arguments(func, args, kwargs))
         arguments = [one for one in bound if can_check(one.tensor)]
         packet = func.overloadpacket.__name__

@@ -20,13 +20,11 @@ from halfguard.numerics.tensor_rows import iter_parts
 from halfguard.records.autopsy import Culprit, TensorRange
 
 # Operations that write a given constant. An infinity from one of them is intended, such as a mask.
-FILLS = frozenset(
-    {
-        *("masked_fill", "masked_fill_", "fill", "fill_", "full", "full_like", "new_full", "where"),
-        *("scalar_tensor", "lift_fresh", "lift_fresh_copy", "constant_pad_nd", "index_fill"),
-        *("index_fill_", "scatter", "scatter_"),
-    }
-)
+FILLS = frozenset({
+    "masked_fill", "masked_fill_", "fill", "fill_", "full", "full_like", "new_full", "where",
+    "scalar_tensor", "lift_fresh", "lift_fresh_copy", "constant_pad_nd", "index_fill", "index_fill_",
+    "scatter", "scatter_",
+})  # fmt: skip
 # Operations that only move numbers, or choose among numbers that exist.
 MOVES = frozenset({
     "clone", "cat", "stack", "index", "gather", "index_select", "embedding", "flip", "repeat",
@@ -35,12 +33,9 @@ MOVES = frozenset({
     "neg", "abs",
 })  # fmt: skip
 # Uninitialized memory may hold any number.
-UNWRITTEN = frozenset(
-    {
-        *("empty", "empty_like", "empty_permuted", "empty_strided"),
-        *("new_empty", "new_empty_strided"),
-    }
-)
+UNWRITTEN = frozenset({
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+})  # fmt: skip
 # In-place operations that do not read the tensor that they overwrite.
 OVERWRITES = frozenset(
     {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_"}

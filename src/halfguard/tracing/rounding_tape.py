@@ -18,7 +18,7 @@ found again. What a later operation overwrites is copied before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.tracing.call_arguments import (
     WIDE,
     Call,
+    OperationMode,
     bind_arguments,
     filled,
     repeat_call,
@@ -143,13 +143,13 @@ class Entry:
         return repeat_call(func, self.values, self.positional, fill)
 
 
-class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class RoundingTape(OperationMode):  # type: ignore[no-untyped-call]
     """Keeps every operation of the step that runs under it; nothing, if that is more than ``max_bytes``."""
 
     def __init__(
         self, modules: ModuleStack, outermost: CodeType, max_bytes: float = math.inf
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.entries: list[Entry] = []
         self.forward_entries = 0
         self.not_judged: dict[str, None] = {}  # in order, each once
@@ -166,14 +166,7 @@ class RoundingTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """True if the step was too large to be kept."""
         return self._room < 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         packet = func.overloadpacket.__name__
         place = self._places.of(packet, user_frame(self._outermost))
         if func.is_view or packet in UNWRITTEN or self.is_full:

@@ -15,7 +15,7 @@ else: no rounding differences pile up in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -23,10 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.records.audit import AuditFinding, Fault
-from halfguard.tracing.call_arguments import WIDE, Call, results_of, to_wide, undispatched
+from halfguard.tracing.call_arguments import (
+    WIDE,
+    Call,
+    OperationMode,
+    results_of,
+    to_wide,
+    undispatched,
+)
 from halfguard.tracing.operation_places import ModuleStack, OperationPlace, OperationPlaces
 from halfguard.tracing.origins import MOVES, UNWRITTEN, can_check, measure_range
 from halfguard.tracing.source import user_frame
@@ -183,11 +189,11 @@ class _Done:
         return to_wide(self.before.get(id(tensor), tensor))
 
 
-class ShadowWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ShadowWatch(OperationMode):  # type: ignore[no-untyped-call]
     """Flags operations, and keeps a shadow of every tensor that a flag has changed."""
 
     def __init__(self, modules: ModuleStack, outermost: CodeType, max_bytes: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.shadows = Shadows(max_bytes)
         self.flags: list[Flag] = []
         self.not_judged: dict[str, None] = {}  # in order, each once
@@ -195,14 +201,7 @@ class ShadowWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._places = OperationPlaces(modules, outermost)
         self._outermost = outermost
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         packet = func.overloadpacket.__name__
         place = self._places.of(packet, user_frame(self._outermost))
         if func.is_view or packet in UNWRITTEN:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf, isnan
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -158,12 +157,7 @@ class Tracer:
         self._attach()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._detach()  # a step that was not ended is dropped
 
     def step(self) -> TraceStep | None:

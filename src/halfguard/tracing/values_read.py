@@ -18,11 +18,11 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from halfguard.numerics.checksum import checksums
 from halfguard.numerics.tensor_rows import is_plain, local_tensor
+from halfguard.tracing.call_arguments import OperationMode
 from halfguard.tracing.source import SourceLine, locate_frame, user_frame
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -41,14 +41,14 @@ class _Operation(NamedTuple):
     source: SourceLine
 
 
-class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ValuesRead(OperationMode):  # type: ignore[no-untyped-call]
     """Record the values that the operations inside the block read from outside."""
 
     supports_higher_order_operators = True  # such as torch.cond: each is one operation
 
     def __init__(self, *, weights: bool = True) -> None:
         """Prepare; ``weights`` tells whether parameters count: those of FSDP2 are gathered anew."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._weights = weights
         self._operations: list[_Operation] = []
         # Storages that were read before or computed here, by address. torch's own weak references would
@@ -56,13 +56,7 @@ class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known = WeakValueDictionary[int, torch.UntypedStorage]()
         self._sums: list[Tensor] = []
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation, and record what it reads."""
         leaves, is_wrapper = tree_leaves((args, kwargs)), _is_in_wrapper()
         first_read = len(self._sums)
@@ -70,7 +64,7 @@ class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, Tensor):
                 is_weight = isinstance(leaf, nn.Parameter)
                 self._read(leaf, is_value=not is_wrapper and (self._weights or not is_weight))
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
         outputs = tree_leaves(out)
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         is_drawn = not given and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
@@ -118,7 +112,7 @@ class ValuesRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _is_in_wrapper() -> bool:
     """Return whether DDP or FSDP2 runs the operation, and not a layer or the user."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     while frame.f_back is not None:
         file = frame.f_code.co_filename
         if file.startswith(_WRAPPERS):

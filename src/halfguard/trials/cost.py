@@ -6,17 +6,17 @@ pass twice over, so their shares are the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.records.plan import AnyIsland, LineIsland
 from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import without_wrappers
+from halfguard.tracing.call_arguments import OperationMode
 from halfguard.tracing.operation_places import ModuleStack, current_node
 from halfguard.tracing.products import product_flops
 from halfguard.trials.line_islands import line_of_call
@@ -68,26 +68,20 @@ def _covers(island: AnyIsland, place: Place) -> bool:
     return bool(island.members([".".join(module.split(".")[:depth])]))
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counter(OperationMode):  # type: ignore[no-untyped-call]
     def __init__(self, modules: ModuleStack) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.costs = StepCosts()
         self._modules = modules
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        out = func(*args, **kwargs)
         if current_node() is None:
             module = self._modules.current
             line = line_of_call() or ("", 0)
             place = (None if module is None else without_wrappers(module), *line)
             flops, size = self.costs.places.get(place, (0.0, 0))
-            flops += product_flops(func, args, kwargs or {}, out) or 0.0
+            flops += product_flops(func, args, kwargs, out) or 0.0
             size += sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(out))
             self.costs.places[place] = flops, size
         return out

@@ -41,13 +41,8 @@ logger = logging.getLogger("halfguard")
 
 _TO_HALF = (torch.Tensor.half, torch.Tensor.bfloat16)
 _PRODUCTS = (
-    torch.matmul,
-    torch.bmm,
-    torch.mm,
-    Tensor.matmul,
-    Tensor.__matmul__,
-    Tensor.bmm,
-    Tensor.mm,
+    *(torch.matmul, torch.bmm, torch.mm),
+    *(Tensor.matmul, Tensor.__matmul__, Tensor.bmm, Tensor.mm),
 )
 # Others run as they are in a rescaled line: the search then finds that it needs FP32.
 _OTHER_PRODUCTS = (
@@ -186,11 +181,8 @@ def line_of_call(outermost: CodeType | None = None) -> tuple[str, int] | None:
 
 def _widen(value: Any) -> Any:
     """Return an argument in FP32: tensors are cast, and a half dtype, as in ``x.to(y.dtype)``, is FP32."""
-    return (
-        torch.float32
-        if isinstance(value, torch.dtype) and value in HALF_DTYPES
-        else cast_to_fp32(value)
-    )
+    is_half = isinstance(value, torch.dtype) and value in HALF_DTYPES
+    return torch.float32 if is_half else cast_to_fp32(value)
 
 
 def _may_cast(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:

@@ -47,9 +47,7 @@ class Proof:
 
     holds: bool
     error: float = math.inf  # of all gradients together, relative to FP32
-    sensitivity: float = (
-        0.0  # the same in FP32 with weights rounded to half; 0 if it was not needed
-    )
+    sensitivity: float = 0.0  # the same in FP32 with weights rounded to half; 0 if not needed
 
 
 class BadStep:
@@ -61,9 +59,7 @@ class BadStep:
         self.costs = StepCosts()  # of the first rank
         self._reference: TrialGradients | None = None
         self.error = ""  # that FP32 raised
-        self._sensitivity: float | None = (
-            None  # of the gradients to weights that are rounded to half
-        )
+        self._sensitivity: float | None = None  # of gradients to weights rounded to half
         self._known: frozenset[str] = frozenset()  # places that the audit finds without an island
 
     def find_producer(self) -> Producer | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
-from types import TracebackType
 from typing import Any
 
 from torch import nn
@@ -56,12 +55,7 @@ class Transaction:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:
             self._abandon(error)
 
@@ -86,12 +80,7 @@ class ForwardPass(ContextDecorator):
         context.__enter__()
         self._entered.append(context)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._entered.pop().__exit__(kind, error, trace)
         if error is not None:
             self._abandon(error)

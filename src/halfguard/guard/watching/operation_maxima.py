@@ -11,16 +11,15 @@ fused inside them is not seen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.numerics.tensor_rows import read_all
-from halfguard.tracing.call_arguments import tensors_in
+from halfguard.tracing.call_arguments import OperationMode, tensors_in
 from halfguard.tracing.operation_places import (
     ModuleStack,
     current_node,
@@ -75,11 +74,11 @@ class Maximum:
     nonzero: tuple[int, ...] = ()
 
 
-class OperationMaxima(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationMaxima(OperationMode):  # type: ignore[no-untyped-call]
     """Measures the operations that run while it is active; it may be entered several times."""
 
     def __init__(self, modules: ModuleStack) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._modules = modules
         self._measured: list[Measured] = []
         self._made: dict[int, Place] = {}  # by the number of the autograd node
@@ -90,14 +89,8 @@ class OperationMaxima(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Let compiled code run compiled."""
         return True
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        out = func(*args, **kwargs)
         place = self._place(func)
         if place is None or self._skips(func):
             return out

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from halfguard.errors import UsageError
 from halfguard.precision.master_weights import MasterWeights
-from halfguard.precision.modes import autocast, weights_dtype
+from halfguard.precision.modes import autocast
 from halfguard.precision_names import Precision
 from tests.support.cases import each
 from tests.support.counting import OpCounter
@@ -72,7 +72,7 @@ def train(
     """Return the loss before and after training, measured in FP32; the loss scale is 2**10."""
     model, x, y = task()
     before = _loss(model, x, y)
-    model.to(weights_dtype(precision))
+    model.to(torch.float16 if precision.needs_master_weights else torch.float32)
     optimizer = build(model)
     if masters:
         optimizer = MasterWeights(optimizer)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from halfguard.errors import UsageError
-from halfguard.precision.modes import autocast, full_precision, weights_dtype, without_autocast
+from halfguard.precision.modes import autocast, full_precision, without_autocast
 from halfguard.precision_names import Precision
 from tests.support.cases import each
 from tests.support.devices import chosen_device
@@ -37,7 +37,6 @@ def product(dtype: torch.dtype = torch.float32) -> torch.dtype:
 def test_each_precision(name: str, dtype: torch.dtype, weights: torch.dtype, scale: bool) -> None:
     precision = Precision(name)
     assert precision == name
-    assert weights_dtype(precision) is weights
     assert precision.needs_loss_scale is scale
     assert precision.needs_master_weights is (weights is torch.float16)
     with autocast(name, chosen_device().type):

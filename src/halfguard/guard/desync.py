@@ -226,11 +226,12 @@ class Replicas:
     def _describe_tensors(
         self, holders: Holders, named: Mapping[str, Tensor | None]
     ) -> Descriptions:
-        changed = self._changed_buffers() if holders == ALL else set()
-        sums = self._sums(list(named.values())).tolist()
+        sums = self._sums(list(named.values()))
+        differs = self._changed(sums).tolist() if holders == ALL else ()
+        changed = {b.name for b, has in zip(self._buffers, differs, strict=False) if has}
         return {
             name: "changed" if name in changed else f"{_kind(tensor)} {checksum}"
-            for (name, tensor), checksum in zip(named.items(), sums, strict=True)
+            for (name, tensor), checksum in zip(named.items(), sums.tolist(), strict=True)
         }
 
     def _shared(self) -> SharedTensors:
@@ -249,10 +250,6 @@ class Replicas:
     def _changed(self, sums: Tensor) -> Tensor:
         """Return which buffers changed; ``sums`` begins with the checksums of the buffers."""
         return sums[: len(self._buffers)] != self._initial_sums
-
-    def _changed_buffers(self) -> set[str]:
-        changed = self._changed(self._sums([buffer.unwritten for buffer in self._buffers])).tolist()
-        return {buffer.name for buffer, has in zip(self._buffers, changed, strict=True) if has}
 
 
 def _kind(tensor: Tensor | None) -> str:

@@ -566,7 +566,8 @@ class Guard:
         watching = Watching(self.config.watch, self.model, self.optimizers, schedulers, write)
         watching.preserved = self._undisturbed
         if self._healing is not None:
-            watching.on_alarm = self._healing.on_watch_alarm
+            heal = self._healing.alarm
+            watching.on_alarm = lambda alarms, step: heal([a.finding for a in alarms], step)
         return watching
 
     @contextmanager
@@ -601,7 +602,7 @@ class Guard:
         self._continue_with(config)
         self._initial_config = config
         if self._recovery is not None:
-            self._recovery.set_base(config)
+            self._recovery.base = config
         self._pending.lag = self._lag
 
     @property
@@ -1019,7 +1020,8 @@ class Guard:
         return not told
 
     def _skip_unrepeated(self, seen: policy.Signals) -> tuple[policy.Decision, policy.Signals]:
-        decision, self._policy = policy.decide_unrepeated(self._policy, seen, self.config)
+        skipping = policy.without_repeat(self.config)
+        decision, self._policy = policy.decide(self._policy, seen, skipping)
         self._stepper.release_scale(is_cause=True)
         return decision, seen
 

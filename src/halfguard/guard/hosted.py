@@ -166,7 +166,8 @@ class HostedGuard(Guard):
             self._raise_if_unscaled_gradients_stay()
             self._rescale_kept_gradients()
             further = first and bool(self._batches.micro_batches)  # of an open window
-            if further and not self._has_any_gradients():
+            is_cleared = further and not any(map(_has_gradients, self.optimizers))
+            if is_cleared and not self._stepper.holds_gradients:
                 self._forget_cleared_batches()
             elif further:
                 self._batches.reduced_each = self._stepper.has_reduced
@@ -374,9 +375,6 @@ class HostedGuard(Guard):
             self._stepper.scaler.abandon_step()
         self._examined.clear()
         self._batches = StepBatches()
-
-    def _has_any_gradients(self) -> bool:
-        return any(map(_has_gradients, self.optimizers)) or self._stepper.holds_gradients
 
     def _is_loss_of_forward(self, loss: Tensor) -> bool:
         """Return whether a repetition of the last forward pass would compute this very loss."""

@@ -237,13 +237,6 @@ def decide_retried(
     return replace(decision, failed_in_fp32=True), state
 
 
-def decide_unrepeated(
-    state: PolicyState, seen: Signals, config: GuardConfig
-) -> tuple[Decision, PolicyState]:
-    """Decide a step that should have been repeated in FP32, but could not be: as without a repeat."""
-    return decide(state, seen, without_repeat(config))
-
-
 def without_repeat(config: GuardConfig) -> GuardConfig:
     """Return a configuration that skips what it would repeat in FP32."""
     skip = config.skip.model_copy(update={"on_nonfinite": "skip"})

@@ -162,11 +162,7 @@ def _is_half_by_itself(module: nn.Module) -> bool:
     inner = [m for m in module.modules() if m is not module and is_fp32_island(m)]
     widened = {id(p) for m in inner for p in m.parameters()}
     own = [p for p in module.parameters() if id(p) not in widened]
-    return all(p.dtype in HALF_DTYPES for p in own) and all(_in_half_model(m) for m in inner)
-
-
-def _in_half_model(island: nn.Module) -> bool:
-    return bool(vars(island)[SETTING][1])
+    return all(p.dtype in HALF_DTYPES for p in own) and all(vars(m)[SETTING][1] for m in inner)
 
 
 def _accelerator_type() -> str:

@@ -29,11 +29,6 @@ _AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
 }
 
 
-def weights_dtype(precision: Precision) -> torch.dtype:
-    """Return the dtype in which the model's parameters are stored."""
-    return torch.float16 if precision.needs_master_weights else torch.float32
-
-
 def autocast_dtype(precision: Precision | str) -> torch.dtype | None:
     """Return the dtype to which autocast lowers matrix products, or None if autocast is off."""
     return _AUTOCAST_DTYPES[Precision(precision)]

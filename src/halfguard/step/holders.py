@@ -49,12 +49,8 @@ def same_value(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))  # noqa: PLR0124 - NaN
 
 
-def _has_graph(value: Any) -> bool:
-    return type(value) is Tensor and value.grad_fn is not None
-
-
-def _same_items(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    return all(map(same_value, one, other))
+def _without_graph(value: Any) -> Any:
+    return _GRAPH if type(value) is Tensor and value.grad_fn is not None else value
 
 
 class Holder:
@@ -123,7 +119,7 @@ class DictHolder(Holder):
         else:
             saved = dict.copy(self.target)
         if self.may_hold_graphs:
-            return {key: _GRAPH if _has_graph(value) else value for key, value in saved.items()}
+            return {key: _without_graph(value) for key, value in saved.items()}
         return saved
 
     def is_as(self, saved: dict[Any, Any]) -> bool:
@@ -178,7 +174,7 @@ class ListHolder(Holder):
         now = self.save()
         if len(now) != len(saved):
             return False
-        return all(map(operator.is_, now, saved)) or _same_items(now, saved)
+        return all(map(operator.is_, now, saved)) or all(map(same_value, now, saved))
 
     def restore(self, saved: list[Any]) -> None:
         target: Any = self.target

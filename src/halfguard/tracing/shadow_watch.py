@@ -110,7 +110,8 @@ class Shadows:
         storage = tensor.untyped_storage()
         count = storage.nbytes() // tensor.element_size()
         size = count * values.element_size()
-        self._purge()
+        for key in [key for key, shadow in self._of.items() if shadow.storage.expired()]:  # type: ignore[no-untyped-call]
+            self._bytes -= self._of.pop(key).values.nbytes
         if self._bytes + size > self.max_bytes:
             self.is_full = True
             return None
@@ -125,10 +126,6 @@ class Shadows:
         shadow = self._of.pop(tensor.untyped_storage()._cdata, None)
         if shadow is not None:
             self._bytes -= shadow.values.nbytes
-
-    def _purge(self) -> None:
-        for key in [key for key, shadow in self._of.items() if shadow.storage.expired()]:  # type: ignore[no-untyped-call]
-            self._bytes -= self._of.pop(key).values.nbytes
 
 
 def differs(shadow: Tensor, reference: Tensor) -> Tensor:

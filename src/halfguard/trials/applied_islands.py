@@ -63,7 +63,7 @@ class ModelIslands:
             if kind == "fp32":
                 self._make(path, modules[path])
             elif not is_island(modules[path]):
-                self._made[path] = kind, make_rescaled(modules[path]), _do_nothing
+                self._made[path] = kind, make_rescaled(modules[path]), lambda: None
         self._cast_weights()
 
     @contextmanager
@@ -133,10 +133,6 @@ class ModelIslands:
                 del self._half_buffers[place]
 
 
-def _do_nothing() -> None:
-    pass
-
-
 def _held_by(modules: Iterable[nn.Module]) -> set[int]:
     return {id(parameter) for module in modules for parameter in module.parameters()}
 
@@ -144,17 +140,18 @@ def _held_by(modules: Iterable[nn.Module]) -> set[int]:
 class AppliedIslands:
     """The islands that the guard has made, beside those of a plan that the user gave."""
 
-    def __init__(self, model: nn.Module, copies: Sequence[nn.Module], lines: LineIslands) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        copies: Sequence[nn.Module],
+        lines: LineIslands,
+        given_lines: Sequence[LineIsland] = (),
+    ) -> None:
         self._model = model
         self._models = [ModelIslands(one) for one in (model, *copies)]
         self._lines = lines
-        self._given_lines: tuple[LineIsland, ...] = ()  # of the user's plan
+        self._given_lines = given_lines  # of the user's plan
         self._made: tuple[AnyIsland, ...] = ()
-
-    def keep_lines(self, lines: Sequence[LineIsland]) -> None:
-        """Keep these lines in FP32 whatever is made or removed."""
-        self._given_lines = tuple(lines)
-        self._set_lines()
 
     def set(self, islands: Sequence[AnyIsland]) -> None:
         """Make exactly these islands; call it between two steps only."""

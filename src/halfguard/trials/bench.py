@@ -52,13 +52,14 @@ class StepBench:
         found = find_candidates(
             producer, self._model, self.costs, lines=self._lines, rescaling=self.rescaling
         )
-        new = {name_of(island): island for island in found if self._is_new(island)}
+        new = {
+            name_of(island): island
+            for island in found
+            if not isinstance(island, Island) or not self._applied.covers(island.module)
+        }
         # One exchange: ranks whose modules differ have other candidates, and another number of them.
         everywhere = set.intersection(*map(set, all_gather_object(list(new))))
         return [island for name, island in new.items() if name in everywhere]
-
-    def _is_new(self, island: AnyIsland) -> bool:
-        return not isinstance(island, Island) or not self._applied.covers(island.module)
 
 
 def agree_on_producer(step: BadStep, device: torch.device) -> tuple[Producer | None, list[str]]:

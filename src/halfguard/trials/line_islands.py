@@ -139,7 +139,8 @@ class _LineMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.backward:
             return self._run_backward(*args, **kwargs)
-        kind = self._kind_here()
+        place = line_of_call(LineIslands.active.__code__)
+        kind = None if place is None else self._places.get(place)
         if kind is None or not _may_cast(func, kwargs):
             return func(*args, **kwargs)
         if kind == "rescaled" and func in _PRODUCTS and len(args) == 2 and not kwargs:
@@ -160,10 +161,6 @@ class _LineMode(TorchFunctionMode):
         edge = torch.autograd.graph.get_gradient_edge(loss)
         with self:
             torch.autograd.backward(edge, gradient, **options)
-
-    def _kind_here(self) -> IslandKind | None:
-        place = line_of_call(LineIslands.active.__code__)
-        return None if place is None else self._places.get(place)
 
 
 def line_of_call(outermost: CodeType | None = None) -> tuple[str, int] | None:

@@ -38,7 +38,6 @@ from halfguard.guard.policy import Decision, Signals, can_fall
 from halfguard.guard.recorder import StepReport
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.stepper import Stepper
-from halfguard.guard.watching.swallowed import Alarm
 from halfguard.journal import Journal
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.precision_names import Precision
@@ -102,8 +101,8 @@ class Healing:
         raise_if_unhealable(stepper.model)
         self._rules, self._stepper, self._device = rules, stepper, stepper.device
         self._lines, self._around, self._hosted = lines, around, hosted
-        self._applied = AppliedIslands(unwrap_model(stepper.model), copies, lines)
-        self._applied.keep_lines(given.lines)
+        model = unwrap_model(stepper.model)
+        self._applied = AppliedIslands(model, copies, lines, given.lines)
         self._memory = HealingMemory()
         self._in_fp32 = stepper.config.precision == "fp32"  # from the start, not as a remedy
         self._alarms: list[tuple[Producer, StepBatches]] = []  # of this rank, not followed yet
@@ -155,10 +154,6 @@ class Healing:
             self._alarms += [(one, batches) for one in found if one is not None]
         if self._stepper.single_rank:
             self.follow_alarms(batches, max(self._next_step - 1, 0))
-
-    def on_watch_alarm(self, alarms: Sequence[Alarm], batches: StepBatches) -> None:
-        """Take the alarms of a step that ``watch`` sampled on this rank."""
-        self.alarm([alarm.finding for alarm in alarms], batches)
 
     def follow_alarms(self, batches: StepBatches, index: int) -> None:
         """Heal what audits found on any rank, after step ``index``.

@@ -54,7 +54,7 @@ class Recovery:
         assert config.recovery is not None  # noqa: S101 - constructed only if configured
         self._rules: RecoveryConfig = config.recovery
         self._prove = min(_PROVE, (config.recovery.every + 1) // 2)
-        self._base = config  # every remedy starts from it
+        self.base = config  # every remedy starts from it
         self._optimizers, self._others, self._rates = optimizers, others, rates
         for optimizer in optimizers:
             _raise_if_sharded_optimizer(optimizer)
@@ -144,13 +144,13 @@ class Recovery:
             "lr_cut": self._lr_cut,
             "in_force": self._in_force,
             "rates": self._rates.state_dict(),
-            "base": self._base.model_dump(mode="json"),
+            "base": self.base.model_dump(mode="json"),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._lr_cut, self._in_force = state["lr_cut"], state["in_force"]
         self._rates.load_state_dict(state["rates"])
-        self._base = GuardConfig.load(state["base"])
+        self.base = GuardConfig.load(state["base"])
 
     def restart(self) -> None:
         """Take the first candidate at the next step, with the present random state.
@@ -191,12 +191,8 @@ class Recovery:
             live[f"optimizer{index}"] = {"state": dict(enumerate(parameters_of(optimizer)))}
         return live | {"model": self._model.state_dict()}
 
-    def set_base(self, config: GuardConfig) -> None:
-        """Let remedies start from another configuration."""
-        self._base = config
-
     def _config_with(self, remedy: Remedy | None) -> GuardConfig:
-        base = self._base
+        base = self.base
         if remedy == "fp32":
             return base.model_copy(update={"precision": "fp32"})
         if remedy == "longer_growth_interval":

@@ -115,7 +115,7 @@ class Buffers:
             return None
         live = self._live()
         with torch.no_grad():
-            sums = [group.sum_of(live) for group in groups]
+            sums = [group.gather(live).sum(dtype=torch.float32) for group in groups]
         first, *others = sums
         return (
             first if not others else torch.stack([to_device(s, first.device) for s in sums]).sum()
@@ -189,9 +189,6 @@ class _Group:
     def gather(self, live: list[Tensor]) -> Tensor:
         torch._foreach_copy_(self._new, self.of(live))
         return self._new_flat
-
-    def sum_of(self, live: list[Tensor]) -> Tensor:
-        return self.gather(live).sum(dtype=torch.float32)
 
     def select(self, live: list[Tensor], refused: Tensor) -> None:
         torch._foreach_copy_(self._new, live)

@@ -54,7 +54,8 @@ class _SavedStorage:
 
     def __init__(self, storage: torch.UntypedStorage, version: int, copies: HostCopies) -> None:
         self.source, self.version = weakref.ref(storage), version
-        self._host = copies.copy(_bytes_of(storage))
+        empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        self._host = copies.copy(empty.set_(storage))
         self._device = storage.device
         self._again: weakref.ref[torch.UntypedStorage] | None = None
 
@@ -74,10 +75,6 @@ class _SavedTensor:
     storage: _SavedStorage
     dtype: torch.dtype
     place: tuple[Any, ...]
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _can_move(tensor: Tensor) -> bool:

@@ -120,9 +120,7 @@ class Stepper:
 
     def local_gradients(self) -> list[Tensor]:
         """Return this rank's parts of all gradients."""
-        lists = [group["params"] for o in self.optimizers for group in o.param_groups]
-        # list.__iter__: iterating over the parameters of MasterWeights collects gradients.
-        known = chain(self.model.parameters(), *map(list.__iter__, lists))
+        known = chain(self.model.parameters(), *map(list.__iter__, self._parameter_lists()))
         grads = {id(p): p.grad for p in known if p.grad is not None}
         return [local_tensor(grad) for grad in grads.values()]
 
@@ -629,14 +627,17 @@ class Stepper:
             )
 
     def _has_gradients(self) -> bool:
-        groups = (group["params"] for o in self.optimizers for group in o.param_groups)
-        return any(params and params[0].grad is not None for params in groups)
+        lists = self._parameter_lists()
+        return any(params and params[0].grad is not None for params in lists)
+
+    def _parameter_lists(self) -> list[list[Tensor]]:
+        """Return the lists of all groups; list.__iter__ does not let MasterWeights collect gradients."""
+        return [group["params"] for o in self.optimizers for group in o.param_groups]
 
     def refresh_parameters(self) -> bool:
         """Refresh names and layout if the optimizers' parameters changed; return whether they did."""
         # By identity: a parameter may be replaced inside a group, as Gaussian splatting does.
-        lists = [group["params"] for o in self.optimizers for group in o.param_groups]
-        # list.__iter__: iterating over the parameters of MasterWeights collects gradients.
+        lists = self._parameter_lists()
         before = self._parameter_ids
         self._parameter_ids = list(map(id, chain.from_iterable(map(list.__iter__, lists))))
         if before == self._parameter_ids:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,8 +163,8 @@ class WeightUpdates:
         measured = MeasuredUpdates()
         with ExitStack() as hooks:
             for optimizer in self._optimizers:
-                hook = _after_step(measured)
-                hooks.callback(optimizer.register_step_post_hook(hook).remove)
+                hook = optimizer.register_step_post_hook(lambda own, *_: measured.measure(own))
+                hooks.callback(hook.remove)
             yield measured
 
     def read(
@@ -237,10 +237,6 @@ def _steps_half_weights(optimizer: Optimizer) -> bool:
     if isinstance(optimizer, MasterWeights) or not hasattr(optimizer, "register_step_post_hook"):
         return False
     return any(parameter.dtype in HALF_DTYPES for parameter in parameters_of(optimizer))
-
-
-def _after_step(measured: MeasuredUpdates) -> Callable[[Optimizer, Any, Any], None]:
-    return lambda optimizer, _args, _kwargs: measured.measure(optimizer)
 
 
 def _merged(margins: Sequence[UpdateMargins]) -> UpdateMargins:

@@ -188,7 +188,7 @@ class Guard:
         return every > 0 and self.step_index > 0 and self.step_index % every == 0
 
     def _verify(self) -> None:
-        from halfguard.guard.stepping.verifying import find_wrong_ranks
+        from halfguard.guard.stepping.two_passes import find_wrong_ranks
 
         found = find_wrong_ranks(self._stepper, self._batches, self._loss_again)
         if found is None and self._first_time("unverifiable"):

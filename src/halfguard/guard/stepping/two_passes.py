@@ -1,30 +1,40 @@
-"""Run a bad step twice as it was, before it is repeated in FP32, and compare what the two passes read.
+"""Run a step twice again as it was, and compare.
 
-The state that a step reaches is searched for, and a search can miss something. Two passes that begin with
-the same state read the same values; if they do not, the repeat would not be the same step either. If they
-read the same and are finite, although the step was not, the machine was at fault and not the numbers.
+A bad step, before it is repeated in FP32: the state that a step reaches is searched for, and a search can
+miss something. Two passes that begin with the same state read the same values; if they do not, the repeat
+would not be the same step either. If they read the same and are finite, although the step was not, the
+machine was at fault and not the numbers.
+
+A healthy step, before it is applied (``verify``): loss and gradients are compared bit by bit. A step that
+differs from two repeats, which agree with each other, was computed wrongly by a machine. If the repeats
+differ from each other, an operation does not give the same bits twice, and nothing can be said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from halfguard.dist.collectives import all_agree, run_on_all
+from halfguard.dist.collectives import all_agree, all_gather_object, run_on_all
 from halfguard.dist.wrapping import sharded_modules, unreduced_gradients
 from halfguard.guard.step_batches import MicroBatch, StepBatches
 from halfguard.guard.stepping.stepper import Stepper
+from halfguard.numerics.checksum import checksums
 from halfguard.numerics.finite import all_finite
 from halfguard.precision.modes import eagerly, has_compiled
 from halfguard.step.random_state import (
     capture_random_state,
     generator_state,
+    preserved_random_state,
     restore_random_state,
     same_random_state,
     set_generator_state,
 )
+from halfguard.tracing.audit import restored_gradients
 from halfguard.tracing.values_read import ValuesRead
 
 _LossOf = Callable[[MicroBatch, Any], Tensor]
@@ -96,3 +106,39 @@ def _run(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> tuple[Valu
         loss = stepper.run_again(batches, reading, holds_back=False)
         is_finite = all_finite([loss, *stepper.local_gradients()])
     return values, is_finite
+
+
+def find_wrong_ranks(
+    stepper: Stepper, batches: StepBatches, loss_of: _LossOf
+) -> tuple[int, ...] | None:
+    """Return the ranks on which a step differs from its repeats; None if the repeats differ themselves.
+
+    Gradients, state and random generators are as before. Every rank must call this; what ranks add is added
+    again, so that one wrong gradient differs on all of them. Then the ranks with a wrong loss are returned.
+    """
+    step = _sums(stepper, batches.loss)
+    repeat = _repeated(stepper, batches, loss_of)
+    same = torch.equal(step, repeat)
+    if all_agree(same, stepper.device):
+        return ()
+    if not all_agree(torch.equal(repeat, _repeated(stepper, batches, loss_of)), stepper.device):
+        return None
+    wrong: list[tuple[bool, bool]] = all_gather_object((bool(step[0] != repeat[0]), not same))
+    losses = tuple(rank for rank, (loss, _) in enumerate(wrong) if loss)
+    return losses or tuple(rank for rank, (_, any_part) in enumerate(wrong) if any_part)
+
+
+def _sums(stepper: Stepper, loss: Tensor | None) -> Tensor:
+    assert loss is not None  # noqa: S101 - a complete step has one
+    return checksums([loss, *stepper.local_gradients()])
+
+
+def _repeated(stepper: Stepper, batches: StepBatches, loss_of: _LossOf) -> Tensor:
+    """Return the checksums of another run of the step, which leaves no trace."""
+    with ExitStack() as stack:
+        stack.enter_context(preserved_random_state())
+        stack.enter_context(stepper.step_state.preserved())
+        for micro in batches.micro_batches:
+            stack.enter_context(micro.as_given())
+        stack.enter_context(restored_gradients(stepper.model))
+        return _sums(stepper, stepper.run_again(batches, loss_of))

@@ -200,7 +200,6 @@ class GradientSync:
             if hasattr(parameter, "_unsharded_param"):
                 parameter._unsharded_param.grad = None
 
-
     @property
     def shards(self) -> bool:
         """True if FSDP2 shards modules."""

@@ -95,12 +95,7 @@ class LearningRates:
             for group, rate in zip(groups, planned, strict=True):
                 _write(group, rate)
 
-    def roll_back(
-        self,
-        cut: float,
-        before: Mapping[_Place, Rate],
-        kept: Mapping[str, Any],
-    ) -> None:
+    def roll_back(self, cut: float, before: Mapping[_Place, Rate], kept: Mapping[str, Any]) -> None:
         """Cut the rates that the optimizers got from a snapshot; ``before`` are the planned ones until then.
 
         A scheduler of the guard was restored with the snapshot, so its plan is the snapshot's. Other rates

@@ -200,8 +200,4 @@ def _count(name: str, part: Tensor, target: Format | None) -> Poison:
 
 def _judge_number(name: str, number: float) -> Poison:
     strict = name.rpartition(".")[2] in _FINITE_NUMBERS
-    return Poison(
-        name,
-        nan=int(math.isnan(number)),
-        infinite=int(math.isinf(number) and strict),
-    )
+    return Poison(name, nan=int(math.isnan(number)), infinite=int(math.isinf(number) and strict))

@@ -12,10 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from halfguard.step.parameters import without_wrappers
 from halfguard.tracing.operation_places import ModuleStack

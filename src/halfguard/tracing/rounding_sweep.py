@@ -55,10 +55,7 @@ def sweep(
 
 
 def _pass_on(
-    tape: RoundingTape,
-    entry: Entry,
-    found: Sequence[Grads],
-    adjoints: Sequence[Adjoints],
+    tape: RoundingTape, entry: Entry, found: Sequence[Grads], adjoints: Sequence[Adjoints]
 ) -> None:
     """Add to the adjoints of what an entry read."""
     # What no rounding has changed needs no adjoint.

@@ -10,13 +10,7 @@ from torch import nn
 from halfguard.dist.collectives import all_gather_object, run_on_all
 from halfguard.records.plan import AnyIsland, Island
 from halfguard.trials.applied_islands import AppliedIslands
-from halfguard.trials.producer import (
-    Lines,
-    Producer,
-    find_candidates,
-    modules_by_name,
-    name_of,
-)
+from halfguard.trials.producer import Lines, Producer, find_candidates, modules_by_name, name_of
 from halfguard.trials.proof import BadStep, Proof
 
 

@@ -20,12 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from halfguard.dist.collectives import (
-    all_agree,
-    all_gather_numbers,
-    broadcast_object,
-    run_on_all,
-)
+from halfguard.dist.collectives import all_agree, all_gather_numbers, broadcast_object, run_on_all
 from halfguard.numerics.tensor_rows import iter_parts, statistics_dtype
 from halfguard.records.audit import AuditReport
 from halfguard.tracing.audit import audit

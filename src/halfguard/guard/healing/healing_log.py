@@ -49,13 +49,7 @@ class HealingLog:
         self._add(step, "taken back", text, producer, island)
 
     def not_found(
-        self,
-        step: int,
-        producer: Producer,
-        *,
-        finite_in_fp32: bool,
-        error: str = "",
-        found: Found,
+        self, step: int, producer: Producer, *, finite_in_fp32: bool, error: str = "", found: Found
     ) -> None:
         """Say that no island helps; once for each producer."""
         if found.needed is not None:

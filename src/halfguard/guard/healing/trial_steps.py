@@ -15,11 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from halfguard.dist.wrapping import (
-    disable_fsdp_mixed_precision,
-    unreduced_gradients,
-    unwrap_model,
-)
+from halfguard.dist.wrapping import disable_fsdp_mixed_precision, unreduced_gradients, unwrap_model
 from halfguard.guard.step_batches import (
     MicroBatch,
     StepBatches,
@@ -28,12 +24,7 @@ from halfguard.guard.step_batches import (
     trainable_loss,
 )
 from halfguard.guard.stepping.stepper import Stepper
-from halfguard.precision.modes import (
-    autocast,
-    autocast_dtype,
-    eagerly,
-    without_autocast,
-)
+from halfguard.precision.modes import autocast, autocast_dtype, eagerly, without_autocast
 from halfguard.precision.upcast import half_tensors_in_fp32
 from halfguard.step.random_state import preserved_random_state
 from halfguard.tracing.audit import restored_gradients

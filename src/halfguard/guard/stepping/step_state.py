@@ -84,10 +84,7 @@ class StepState:
     """Saves before each step what the step is known to change, and puts it back."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        buffers: Buffers,
-        optimizers: Sequence[Optimizer] = (),
+        self, model: nn.Module, buffers: Buffers, optimizers: Sequence[Optimizer] = ()
     ) -> None:
         self._model = model
         self._optimizers = optimizers  # of the guard: they are not changed before the decision

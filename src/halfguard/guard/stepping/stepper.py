@@ -263,11 +263,7 @@ class Stepper:
         self._backward_checked = True
 
     def examine(
-        self,
-        optimizers: Sequence[Optimizer],
-        batches: StepBatches,
-        *,
-        check: bool,
+        self, optimizers: Sequence[Optimizer], batches: StepBatches, *, check: bool
     ) -> tuple[Tensor, Gradients]:
         """Unscale and measure; return the row of the step and its gradients."""
         self._reduce_partial(optimizers)

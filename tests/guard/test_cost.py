@@ -239,8 +239,8 @@ def test_a_step_with_a_fused_optimizer_needs_no_number_from_the_device() -> None
             batches = StepBatches()
             with torch.autocast(chosen_device().type, torch.float16):
                 loss = loss_fn(model, batch)
-            stepper.backward(loss, MicroBatch(batch), batches, check=False)
-            row, gradients = stepper.examine([optimizer], batches, check=False)
+            stepper.backward(loss, MicroBatch(batch), batches)
+            row, gradients = stepper.examine([optimizer], batches)
             refused = stepper.gate.refused(row, StepLimits())
             stepper.apply([optimizer], gradients, refused)
             assert row.shape == (5,)  # the fifth checks the running statistics

@@ -83,6 +83,8 @@ _RELOAD = (
 _LAG = 2
 _PLACES = 4  # machines that are named
 
+Decided = tuple[policy.Decision, policy.Signals]
+
 
 class Guard:
     """Guards a model and its optimizers; the how-to pages show both forms of use.
@@ -126,6 +128,7 @@ class Guard:
             make_islands(model, plan)
         self._stepper = Stepper(model, self.optimizers, self.config, hosted=self._hosted)
         self._stepper.on_unrepeatable = self._report_unrepeatable
+        self._stepper.compares_ranks = self._compares_ranks
         self.scaler = self._stepper.scaler
         self.epoch = 0
         self.step_index = 0  # update attempts so far
@@ -641,9 +644,8 @@ class Guard:
         """True if a refused step is repeated in FP32."""
         return self.config.skip.on_nonfinite == "retry_fp32" and self._batches.repeatable
 
-    @property
     def _compares_ranks(self) -> bool:
-        """True if ranks compare their replicas at this step."""
+        """Return whether ranks compare their replicas at this step."""
         desync = self.config.desync
         return desync is not None and self.step_index % desync.every == 0
 
@@ -682,17 +684,12 @@ class Guard:
     def _backward(self, loss: Tensor, micro: MicroBatch, *, retain_graph: bool = False) -> None:
         self._in_forward = False
         part = loss if self.config.accumulate == 1 else loss / self.config.accumulate
-        check = self._compares_ranks
         with self._observing:
-            self._stepper.backward(
-                part, micro, self._batches, check=check, retain_graph=retain_graph
-            )
+            self._stepper.backward(part, micro, self._batches, retain_graph=retain_graph)
 
     def _update(self, optimizers: Sequence[Optimizer]) -> StepOutcome:
         limits = policy.next_limits(self._policy, self.config)
-        row, gradients = self._stepper.examine(
-            optimizers, self._batches, check=self._compares_ranks
-        )
+        row, gradients = self._stepper.examine(optimizers, self._batches)
         with self._watched_update(row):
             return self._conclude(optimizers, limits, row, gradients)
 
@@ -858,9 +855,7 @@ class Guard:
                 given.restore()
         self._stepper.restore_state(report.state, poisoned_only=poisoned_only)
 
-    def _retry(
-        self, seen: policy.Signals, report: StepReport
-    ) -> tuple[policy.Decision, policy.Signals]:
+    def _retry(self, seen: policy.Signals, report: StepReport) -> Decided:
         found = report.outcome.fault_report
         if found is not None and found.changed_in_place:  # on any rank: all of them decide alike
             return self._skip_unrepeatable(seen, report)
@@ -903,9 +898,7 @@ class Guard:
 
         return SavedOnHost(self.model)
 
-    def _skip_if_different(
-        self, seen: policy.Signals, report: StepReport
-    ) -> tuple[policy.Decision, policy.Signals] | None:
+    def _skip_if_different(self, seen: policy.Signals, report: StepReport) -> Decided | None:
         """Run the step twice as it was; skip it if the two passes differ on any rank.
 
         That is done at the first repeat, and at the second, fourth, eighth: state may appear late. It is
@@ -954,9 +947,7 @@ class Guard:
         with self._lines_in_fp32, autocast(self.config.precision, self._stepper.device.type):
             return self._loss(micro, batch)
 
-    def _skip_unrepeatable(
-        self, seen: policy.Signals, report: StepReport
-    ) -> tuple[policy.Decision, policy.Signals]:
+    def _skip_unrepeatable(self, seen: policy.Signals, report: StepReport) -> Decided:
         """Skip a step whose batch the loss function changed in place; copy batches from now on."""
         if self.config.skip.strict and not self._stepper.single_rank:  # all ranks are here
             raise UsageError(
@@ -998,7 +989,7 @@ class Guard:
 
     def _skip_failed(
         self, errors: Sequence[str], seen: policy.Signals, report: StepReport
-    ) -> tuple[policy.Decision, policy.Signals]:
+    ) -> Decided:
         """Skip a step whose repeat raised, on any rank; say so once."""
         if self._first_time("failed repeat"):
             error = errors[0].removeprefix("rank 0: ") if self._stepper.single_rank else errors[0]
@@ -1019,7 +1010,7 @@ class Guard:
         self._told.add(what)
         return not told
 
-    def _skip_unrepeated(self, seen: policy.Signals) -> tuple[policy.Decision, policy.Signals]:
+    def _skip_unrepeated(self, seen: policy.Signals) -> Decided:
         skipping = policy.without_repeat(self.config)
         decision, self._policy = policy.decide(self._policy, seen, skipping)
         self._stepper.release_scale(is_cause=True)

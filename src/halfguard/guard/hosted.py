@@ -36,7 +36,7 @@ from halfguard.errors import UsageError
 from halfguard.guard import policy
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.consensus import Gradients
-from halfguard.guard.guard import Guard
+from halfguard.guard.guard import Decided, Guard
 from halfguard.guard.metrics_log import LogFunction
 from halfguard.guard.recorder import StepReport
 from halfguard.guard.scheduler_and_ema import Scheduler
@@ -174,10 +174,7 @@ class HostedGuard(Guard):
             self._begin_step(late=True)
             if not (first and self._is_loss_of_forward(loss)):
                 self._micro = replace(self._micro, loss_fn=None)
-            check = self._compares_ranks
-            return self._stepper.scale_loss(
-                trainable_loss(loss), self._micro, self._batches, check=check
-            )
+            return self._stepper.scale_loss(trainable_loss(loss), self._micro, self._batches)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Unscale and measure the gradients of an optimizer; afterwards the host may clip them."""
@@ -200,9 +197,7 @@ class HostedGuard(Guard):
             if not self._spent:
                 self._stepper.raise_if_stepped_in_backward()
             limits = policy.next_limits(self._policy, self.config)
-            row, gradients = self._stepper.examine(
-                [optimizer], self._window_in_use, check=self._compares_ranks
-            )
+            row, gradients = self._stepper.examine([optimizer], self._window_in_use)
             self._examined[id(optimizer)] = limits, row, gradients
 
     def apply(self, optimizer: Optimizer) -> StepOutcome:
@@ -453,9 +448,7 @@ class HostedGuard(Guard):
             )
         return policy.without_repeat(self.config) if retries else self.config
 
-    def _retry(
-        self, seen: policy.Signals, report: StepReport
-    ) -> tuple[policy.Decision, policy.Signals]:
+    def _retry(self, seen: policy.Signals, report: StepReport) -> Decided:
         self._stepper.clear()
         with self._repeating():
             return super()._retry(seen, report)

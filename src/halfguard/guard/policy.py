@@ -146,6 +146,9 @@ class Decision:
     note: str = field(default="", compare=False)  # a change of the policy, to tell the user
 
 
+Decided = tuple[Decision, PolicyState]
+
+
 def find_cause(seen: Signals) -> Cause | None:
     """Return the first thing that is wrong with a step, or None."""
     if seen.desync:
@@ -184,7 +187,7 @@ def can_fall(scale: float, config: GuardConfig) -> bool:
     return Precision(config.precision).needs_loss_scale and scale > floor
 
 
-def decide(state: PolicyState, seen: Signals, config: GuardConfig) -> tuple[Decision, PolicyState]:
+def decide(state: PolicyState, seen: Signals, config: GuardConfig) -> Decided:
     """Decide one step; return the decision and the new state."""
     cause = find_cause(seen)
     if cause is None:
@@ -224,7 +227,7 @@ def _after_overflow(
 
 def decide_retried(
     state: PolicyState, again: Signals, seen: Signals, config: GuardConfig
-) -> tuple[Decision, PolicyState]:
+) -> Decided:
     """Decide a step that was repeated in FP32; ``seen`` is what was measured in half precision."""
     cause = find_cause(again)
     if cause is None:
@@ -251,9 +254,7 @@ def _after_applied(state: PolicyState, seen: Signals, config: GuardConfig) -> Po
     return state
 
 
-def _spike(
-    state: PolicyState, seen: Signals, cause: Cause, config: GuardConfig
-) -> tuple[Decision, PolicyState]:
+def _spike(state: PolicyState, seen: Signals, cause: Cause, config: GuardConfig) -> Decided:
     """Refuse a spike, and remember it: spikes that last or recur are accepted from the next step on."""
     decision, after = _bad(state, cause, config)
     spike, fixed = config.spike, min(as_float32(config.skip.max_grad_norm or math.inf), _LARGEST)
@@ -280,9 +281,7 @@ def allowed_remedies(config: GuardConfig) -> tuple[Remedy, ...]:
     return tuple(r for r in ladder if not (r == "fp32" and config.precision == "fp16-weights"))
 
 
-def _bad(
-    state: PolicyState, cause: Cause | None, config: GuardConfig
-) -> tuple[Decision, PolicyState]:
+def _bad(state: PolicyState, cause: Cause | None, config: GuardConfig) -> Decided:
     state = replace(state, streak=state.streak + 1)
     if state.streak < config.skip.max_consecutive:
         return Decision(Action.SKIP, cause), state

@@ -91,6 +91,7 @@ class Stepper:
         self._hosted = hosted  # a framework runs backward, clips, and clears gradients
         self.clip_repeated: Callable[[Optimizer], object] | None = None  # as the host clips
         self.around_step: Callable[[Optimizer], AbstractContextManager[Any]] | None = None
+        self.compares_ranks: Callable[[], bool] = lambda: False  # in the sum of this step
         self.has_alarm: Callable[[], bool] | None = None  # told to the other ranks with each step
         self._version_at_scale = 0
         self._scales = Precision(config.precision).needs_loss_scale  # the scaler has scaled so far
@@ -214,16 +215,10 @@ class Stepper:
         return self._weights_version != self._first_weight._version
 
     def backward(
-        self,
-        part: Tensor,
-        micro: MicroBatch,
-        batches: StepBatches,
-        *,
-        check: bool,
-        retain_graph: bool = False,
+        self, part: Tensor, micro: MicroBatch, batches: StepBatches, *, retain_graph: bool = False
     ) -> None:
         """Run the scaled backward pass of a micro-batch, and add its part of the loss to ``batches``."""
-        scaled = self.scale_loss(part, micro, batches, check=check)
+        scaled = self.scale_loss(part, micro, batches)
         self._run_backward(scaled, retain_graph=retain_graph)
         self.raise_if_stepped_in_backward()
         if self.config.accumulate > 1:
@@ -231,18 +226,15 @@ class Stepper:
                 if isinstance(optimizer, MasterWeights):
                     optimizer.collect_gradients()  # micro-batches are summed in FP32
 
-    def scale_loss(
-        self, part: Tensor, micro: MicroBatch, batches: StepBatches, *, check: bool
-    ) -> Tensor:
+    def scale_loss(self, part: Tensor, micro: MicroBatch, batches: StepBatches) -> Tensor:
         """Return the scaled loss of a micro-batch, and add the micro-batch to ``batches``.
 
-        For the last micro-batch, the sum of the loss over ranks is started before its backward pass;
-        ``check`` compares replicas in the same sum.
+        For the last micro-batch, the sum of the loss over ranks is started before its backward pass.
         """
         scaled: Tensor = self.scaler.scale(part)
         batches.add(self.scaler.last_loss, micro)
         if len(batches.micro_batches) == self._expected:
-            self._announce(batches, check=check)
+            self._announce(batches)
         self._version_at_scale = self._first_weight._version
         return scaled
 
@@ -263,7 +255,7 @@ class Stepper:
         self._backward_checked = True
 
     def examine(
-        self, optimizers: Sequence[Optimizer], batches: StepBatches, *, check: bool
+        self, optimizers: Sequence[Optimizer], batches: StepBatches
     ) -> tuple[Tensor, Gradients]:
         """Unscale and measure; return the row of the step and its gradients."""
         self._reduce_partial(optimizers)
@@ -287,7 +279,7 @@ class Stepper:
         if batches.loss is None or scale is None:
             raise UsageError("update() was called without a backward pass since the last update().")
         if not self._consensus.has_sum_of(batches.loss):
-            self._announce(batches, check=check)
+            self._announce(batches)
         self._expected = len(batches.micro_batches)
         names = self.step_state.conclude(batches)
         if names and self.on_unrepeatable is not None:
@@ -663,7 +655,7 @@ class Stepper:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
-    def _announce(self, batches: StepBatches, *, check: bool) -> None:
+    def _announce(self, batches: StepBatches) -> None:
         assert batches.loss is not None  # noqa: S101 - a complete step has one
         if self._wrappers.is_joining:
             raise UsageError(
@@ -671,7 +663,7 @@ class Stepper:
                 cure="Give every rank the same number of batches: DistributedSampler(drop_last=True).",
             )
         if not self._consensus.single_rank:
-            fingerprint = self.replicas.fingerprint() if check else None
+            fingerprint = self.replicas.fingerprint() if self.compares_ranks() else None
             self._consensus.start_sum(batches.loss, fingerprint, self._alarm())
 
     def _alarm(self) -> Tensor | None:

@@ -182,12 +182,17 @@ def test_an_evaluation_opens_no_step() -> None:
 
 def test_what_cannot_be_guarded_is_said_at_once() -> None:
     model = make("transformer")
-    optimizer = OPTIMIZERS["sgd"](model.parameters())
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    with pytest.raises(UsageError, match="needs a metric"):
-        Guard(model, optimizer, scheduler=plateau)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no parameters"):
-        Guard(nn.Flatten(), optimizer)
+        Guard(nn.Flatten(), OPTIMIZERS["sgd"](model.parameters()))
+
+
+@pytest.mark.parametrize(
+    "config", [{"skip": {"on_nonfinite": "retry_fp32"}}, {"heal": {}}, {"verify": {"every": 10}}]
+)
+def test_the_form_without_a_callable_refuses_what_must_repeat_a_forward_pass(config: Any) -> None:
+    model, guard = guarded("mlp-batchnorm", config)
+    with pytest.raises(UsageError, match=f"{next(iter(config))}.* must repeat the forward pass"):
+        guard.backward(loss_fn(model, batches(1)[0]))
 
 
 def test_parameters_added_later_are_measured_too(seed: Callable[[int], None]) -> None:

@@ -205,14 +205,6 @@ def test_gradients_that_an_optimizer_leaves_and_clears_cost_nothing() -> None:
     assert guard.counts.applied == 3
 
 
-def test_an_optimizer_that_is_made_later_is_refused() -> None:
-    first, second = linear(), linear()
-    scaler, _, _ = guarded(first)
-    scaler.scale(second(HEALTHY).mean()).backward()
-    with pytest.raises(UsageError, match="does not have this SGD"):
-        scaler.step(SGD(second.parameters(), lr=0.1))
-
-
 @each("masked", [False, True])
 def test_losses_of_single_samples_are_scaled_one_by_one(masked: bool) -> None:
     """A mask may leave out an infinite one."""

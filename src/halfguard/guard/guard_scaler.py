@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from halfguard.errors import UsageError
 from halfguard.guard.hosted import HostedGuard
+from halfguard.step.parameters import has_gradients
 
 
 class GuardScaler(torch.amp.GradScaler):
@@ -78,8 +79,7 @@ class GuardScaler(torch.amp.GradScaler):
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Unscale and measure; leave out an optimizer without gradients, of which a host may not know."""
-        groups = optimizer.param_groups
-        if any(p.grad is not None for group in groups for p in group["params"]):
+        if has_gradients(optimizer):
             self._bound.unscale(optimizer)
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:

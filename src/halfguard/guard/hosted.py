@@ -47,7 +47,7 @@ from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.precision.modes import autocast
 from halfguard.records import Action, Summary
 from halfguard.step.loss import LossFunction
-from halfguard.step.parameters import parameters_of
+from halfguard.step.parameters import has_gradients, parameters_of
 from halfguard.step.random_state import capture_random_state
 
 logger = logging.getLogger("halfguard")
@@ -166,7 +166,7 @@ class HostedGuard(Guard):
             self._raise_if_unscaled_gradients_stay()
             self._rescale_kept_gradients()
             further = first and bool(self._batches.micro_batches)  # of an open window
-            is_cleared = further and not any(map(_has_gradients, self.optimizers))
+            is_cleared = further and not any(map(has_gradients, self.optimizers))
             if is_cleared and not self._stepper.holds_gradients:
                 self._forget_cleared_batches()
             elif further:
@@ -324,7 +324,7 @@ class HostedGuard(Guard):
             self._left = left
         elif left:
             examined = [one for one in self.optimizers if id(one) in left]
-            if len(self.optimizers) > 1 and any(map(_has_gradients, examined)):
+            if len(self.optimizers) > 1 and any(map(has_gradients, examined)):
                 return  # the loss of another optimizer, before the first one steps
             if late:  # its forward pass has run: buffers are no longer those of the window
                 self._stepper.scaler.abandon_step()
@@ -489,10 +489,6 @@ class HostedGuard(Guard):
     def resume(self) -> NoReturn:
         """Raise: the host loads its own checkpoint, with the position in its data."""
         raise _not_hosted("resume()")
-
-
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(p.grad is not None for p in parameters_of(optimizer))
 
 
 def _holds_values(optimizer: Optimizer) -> bool:

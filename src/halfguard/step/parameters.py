@@ -13,6 +13,11 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     return (p for group in optimizer.param_groups for p in group["params"])
 
 
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Return whether a parameter of the optimizer has a gradient."""
+    return any(p.grad is not None for p in parameters_of(optimizer))
+
+
 def is_inside(path: str, other: str) -> bool:
     """Return whether a module is inside another one; no module is inside itself."""
     return path != other and (not other or path.startswith(f"{other}."))

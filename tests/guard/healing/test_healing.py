@@ -526,15 +526,6 @@ def test_audit_without_heal_is_refused() -> None:
         guard.audit(work.loss, next(iter(work.take(1))))
 
 
-def test_a_loop_with_its_own_forward_pass_is_refused() -> None:
-    work = SWALLOWS.job(0)
-    guard = Guard(work.model, work.optimizer, {"heal": {}})
-    with guard.autocast():
-        loss = work.loss(work.model, next(iter(work.take(1))))
-    with pytest.raises(UsageError, match="heal must repeat"):
-        guard.backward(loss)  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", PERIODIC, ids=lambda planted: planted.name)
 def test_the_module_at_fault_is_healed(planted: Periodic) -> None:

@@ -26,11 +26,6 @@ class SharedChange:
         self._holders = 0
         self._undo: AbstractContextManager[object] | None = None
 
-    @property
-    def in_force(self) -> bool:
-        """Whether anybody holds the change."""
-        return self._holders > 0
-
     def acquire(self) -> None:
         """Hold the change; the first holder makes it."""
         with _lock:

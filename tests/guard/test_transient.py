@@ -102,7 +102,7 @@ def test_private_runs_do_not_name_the_machine(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING, "halfguard"):
         train("value", config={"privacy": True})
     [text] = [text for text in caplog.messages if "transient fault" in text]
-    assert "is finite (rank 0)" in text
+    assert "loss scale (rank 0)." in text
 
 
 @pytest.mark.usefixtures("seed")

@@ -163,10 +163,8 @@ class GuardConfig(_Section):
     )
     strict: bool = Field(
         default=False,
-        description=(
-            "adapters raise an error at the start if the model runs in different dtypes from the declared "
-            "ones"
-        ),
+        description="adapters raise an error at the start if the model runs in different dtypes from "
+        "the declared ones",
     )
     privacy: bool = Field(
         default=False,

@@ -293,10 +293,8 @@ class Guard:
         if not self._batches.micro_batches:
             raise UsageError(
                 "update() was called without a backward() since the last update().",
-                cure=(
-                    "Call backward() and update(optimizer) for each optimizer in turn, or call update() "
-                    "once for all optimizers."
-                ),
+                cure="Call backward() and update(optimizer) for each optimizer in turn, or call update() "
+                "once for all optimizers.",
             )
         if self._batches.gradients_held_back:
             raise UsageError(
@@ -418,10 +416,8 @@ class Guard:
         if missing:
             raise UsageError(
                 f"This is not the state of a guard: it has no {', '.join(missing)}.",
-                cure=(
-                    "Load a dictionary that guard.state_dict() returned. The checkpoint may be from a "
-                    "different version."
-                ),
+                cure="Load a dictionary that guard.state_dict() returned. The checkpoint may be from a "
+                "different version.",
             )
         if self._takes_over_scale(state.get("precision")):
             self.scaler.load_state_dict(dict(state["scaler"]))
@@ -596,10 +592,8 @@ class Guard:
         if fixed:
             raise UsageError(
                 f"reconfigure() cannot change {', '.join(fixed)}, which is fixed when the guard is created.",
-                cure=(
-                    "Create a new guard with this configuration, and load the state_dict() of this guard "
-                    "into it."
-                ),
+                cure="Create a new guard with this configuration, and load the state_dict() of this guard "
+                "into it.",
             )
         self._process_due(everything=True)
         self._continue_with(config)
@@ -622,10 +616,8 @@ class Guard:
     def __reduce_ex__(self, _protocol: SupportsIndex) -> str:
         raise UsageError(
             "A guard can be neither copied nor pickled because the copy would step the original's optimizer.",
-            cure=(
-                "Copy the model and the optimizer, and create a new guard for them. To save a guard, save "
-                "guard.state_dict()."
-            ),
+            cure="Copy the model and the optimizer, and create a new guard for them. To save a guard, save "
+            "guard.state_dict().",
         )
 
     # -- one step

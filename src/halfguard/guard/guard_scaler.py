@@ -54,10 +54,8 @@ class GuardScaler(torch.amp.GradScaler):
         if self.guard is None:
             raise UsageError(
                 "This GuardScaler has no guard yet.",
-                cure=(
-                    "Before the first step, call scaler.bind(halfguard.HostedGuard(model, optimizer, "
-                    "config))."
-                ),
+                cure="Before the first step, call scaler.bind(halfguard.HostedGuard(model, optimizer, "
+                "config)).",
             )
         return self.guard
 

@@ -118,10 +118,8 @@ class HostedGuard(Guard):
         self._overlapping = False  # a forward pass began before the last one had a backward pass
         if given.clip is not None and clip is None:
             logger.info(
-                (
-                    "clip.max_norm=%g in the configuration is ignored because the framework clips. Set the "
-                    "limit there."
-                ),
+                "clip.max_norm=%g in the configuration is ignored because the framework clips. Set the "
+                "limit there.",
                 given.clip.max_norm,
             )
         self._observed = ExitStack()  # the host's passes of a sampled step
@@ -358,10 +356,8 @@ class HostedGuard(Guard):
             raise UsageError(
                 "Gradients were unscaled but neither applied nor cleared. Another backward pass would add "
                 "gradients with a different scale to them.",
-                cure=(
-                    "Unscale and clip only after the last micro-batch (Accelerate: if "
-                    "accelerator.sync_gradients), and call optimizer.zero_grad() if a step is skipped."
-                ),
+                cure="Unscale and clip only after the last micro-batch (Accelerate: if "
+                "accelerator.sync_gradients), and call optimizer.zero_grad() if a step is skipped.",
             )
 
     def _forget_cleared_batches(self) -> None:

@@ -229,9 +229,7 @@ def trainable_loss(result: Any) -> Tensor:
     if not loss.requires_grad:
         raise UsageError(
             "The loss has no autograd graph, so backward() would reach no parameter.",
-            cure=(
-                "Check whether it was rebuilt from a number (torch.tensor(loss.item())), detached, or "
-                "computed under torch.no_grad()."
-            ),
+            cure="Check whether it was rebuilt from a number (torch.tensor(loss.item())), detached, or "
+            "computed under torch.no_grad().",
         )
     return loss

@@ -44,10 +44,8 @@ def _raise_if_complex(model: nn.Module, optimizer: Optimizer) -> None:
     if complex_ones:
         names = [name for name, p in model.named_parameters() if id(p) in complex_ones]
         raise UsageError(
-            (
-                f"{', '.join(names[:3]) or 'A parameter'} is complex, and torch cannot unscale complex "
-                "gradients."
-            ),
+            f"{', '.join(names[:3]) or 'A parameter'} is complex, and torch cannot unscale complex "
+            "gradients.",
             cure="Store it as two real numbers: nn.Parameter(torch.view_as_real(w)), and use "
             "torch.view_as_complex(parameter) in forward.",
         )

@@ -63,10 +63,8 @@ def raise_if_unhealable(model: nn.Module) -> None:
         raise UsageError(
             f"heal cannot be used here because {len(half)} trainable parameters are 16-bit (the first is "
             f"{half[0]}) and {wrapper} has fixed their dtype. An island would convert some of them to FP32.",
-            cure=(
-                "Use precision 'fp16-mixed' with FP32 weights, or disable heal and apply the islands as a "
-                "plan before the model is wrapped."
-            ),
+            cure="Use precision 'fp16-mixed' with FP32 weights, or disable heal and apply the islands as a "
+            "plan before the model is wrapped.",
         )
 
 

@@ -226,8 +226,6 @@ def _raise_if_sharded_optimizer(optimizer: Optimizer) -> None:
         raise UsageError(
             f"recovery cannot take snapshots of a {type(optimizer).__name__} because each rank holds only "
             "part of its state, and every snapshot would have to gather all of it on every rank.",
-            cure=(
-                "Use FSDP2 (fully_shard) with a plain optimizer, whose state each rank saves itself, or "
-                "disable recovery and save your own checkpoints."
-            ),
+            cure="Use FSDP2 (fully_shard) with a plain optimizer, whose state each rank saves itself, or "
+            "disable recovery and save your own checkpoints.",
         )

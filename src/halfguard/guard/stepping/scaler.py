@@ -153,11 +153,9 @@ class GradScaler(torch.amp.GradScaler):
         if not found:
             raise UsageError(
                 "No gradient reached the optimizer: all of its parameters have grad=None.",
-                cure=(
-                    "Either the loss does not depend on these parameters (it may have been rebuilt from a "
-                    "number or detached), or the optimizer was created before model.to(device) replaced "
-                    "them."
-                ),
+                cure="Either the loss does not depend on these parameters (it may have been rebuilt from a "
+                "number or detached), or the optimizer was created before model.to(device) replaced "
+                "them.",
             )
         return found[0] if len(found) == 1 else _any(found)
 
@@ -218,11 +216,9 @@ class GradScaler(torch.amp.GradScaler):
             raise UsageError(
                 "The optimizer holds float16 parameters, whose gradients are not unscaled because small "
                 "updates to them are lost (1 - 1e-4 is 1 in FP16).",
-                cure=(
-                    "For adapters on a frozen base, call halfguard.upcast_trainable(model) before creating "
-                    "the optimizer. To train FP16 weights, wrap the optimizer: "
-                    "halfguard.MasterWeights(optimizer)."
-                ),
+                cure="For adapters on a frozen base, call halfguard.upcast_trainable(model) before creating "
+                "the optimizer. To train FP16 weights, wrap the optimizer: "
+                "halfguard.MasterWeights(optimizer).",
             ) from error
 
     def _unscale_grads_(

@@ -247,10 +247,8 @@ class Stepper:
             raise UsageError(
                 "The backward pass changed the weights: an optimizer steps in a hook, before the guard can "
                 "check whether the gradients are finite.",
-                cure=(
-                    "Remove these hooks (register_post_accumulate_grad_hook, _apply_optimizer_in_backward), "
-                    "and pass the guard an optimizer that steps once."
-                ),
+                cure="Remove these hooks (register_post_accumulate_grad_hook, _apply_optimizer_in_backward), "
+                "and pass the guard an optimizer that steps once.",
             )
         self._backward_checked = True
 
@@ -564,10 +562,8 @@ class Stepper:
             raise UsageError(
                 "Parameters of this guard already have gradients before the step begins. They come from "
                 "another guard's loss or from your own backward() call.",
-                cure=(
-                    "Pass all optimizers of one graph to one guard: Guard(model, [opt_g, opt_d]), or call "
-                    "optimizer.zero_grad() before the step."
-                ),
+                cure="Pass all optimizers of one graph to one guard: Guard(model, [opt_g, opt_d]), or call "
+                "optimizer.zero_grad() before the step.",
             )
 
     def _check_wrapping(self) -> None:
@@ -579,10 +575,8 @@ class Stepper:
             raise UsageError(
                 "DistributedDataParallel averages gradients of this guard but is not part of its model, so "
                 "norms would be counted once for every rank and a repeat could wait forever.",
-                cure=(
-                    "Pass the wrapped model: Guard(ddp, optimizer). Put several wrapped networks into one "
-                    "module: Guard(nn.ModuleList([first, second]), optimizers)."
-                ),
+                cure="Pass the wrapped model: Guard(ddp, optimizer). Put several wrapped networks into one "
+                "module: Guard(nn.ModuleList([first, second]), optimizers).",
             )
         self._wrapping_checked = True
         outside = alone - set(map(id, self.model.parameters()))
@@ -606,10 +600,8 @@ class Stepper:
         """Raise if a loss function has run a backward pass: its gradients have no loss scale."""
         if self._has_gradients():
             raise UsageError(
-                (
-                    "loss_fn ran backward() itself, so these gradients are not scaled like the others of "
-                    "the step."
-                ),
+                "loss_fn ran backward() itself, so these gradients are not scaled like the others of "
+                "the step.",
                 cure="Return the sum of the losses, or use torch.autograd.grad for a gradient penalty. To "
                 "run backward in parts, call guard.backward(part) for each, and guard.update().",
             )
@@ -710,10 +702,8 @@ class Stepper:
         if not named:
             raise UsageError(
                 "No parameter of the optimizer has a gradient.",
-                cure=(
-                    "Either the loss does not depend on these parameters, or the optimizer was created "
-                    "before model.to(device) replaced them."
-                ),
+                cure="Either the loss does not depend on these parameters, or the optimizer was created "
+                "before model.to(device) replaced them.",
             )
         if not self._consensus.sums_early:  # each rank measures its own part; Consensus sums them
             named = [(name, _own_part(grad)) for name, grad in named]

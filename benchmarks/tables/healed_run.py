@@ -299,7 +299,7 @@ def mark(number: int, step: int) -> str:
 def explain(healings: Sequence[Healing]) -> Iterator[str]:
     """Yield what happened at each healing, with the numbers of the journal."""
     first, second = healings
-    within = r"within ([\d.]+%) of FP32"
+    within = r"within ([\d.]+%) of those in FP32"
     loss = second.number(r"the loss by ([0-9.]+%)")
     notes = [
         (

@@ -105,8 +105,9 @@ class Spread(nn.Module):
 def test_a_line_that_loses_digits_is_an_island_although_the_run_is_finite(
     tolerance: float, seed: object
 ) -> None:
-    model = nn.Sequential(nn.Linear(16, 32), Spread(), nn.Linear(32, 4))
-    nn.init.constant_(model[0].bias, 8.0)
+    first = nn.Linear(16, 32)
+    nn.init.constant_(first.bias, 8.0)
+    model = nn.Sequential(first, Spread(), nn.Linear(32, 4))
     found = plan(job(0, model, (16,)), steps=4, precision="bf16-mixed", tolerance=tolerance)
     lines = [line for line in found.lines if "x * x" in line.code]
     assert [line.within for line in lines] == ["Spread"]

@@ -73,5 +73,5 @@ def test_an_entry_is_found_by_code_old_code_and_name() -> None:
     assert catalogue.find("clip-before-unscale") is entry("HG201")
     with pytest.raises(UsageError, match="HG116 was removed"):
         catalogue.find("HG116")
-    with pytest.raises(UsageError, match="no code HD999"):
+    with pytest.raises(UsageError, match="HD999 is not a code"):
         catalogue.find("HD999")

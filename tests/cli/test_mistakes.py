@@ -42,7 +42,10 @@ MISTAKES: list[tuple[str, ...]] = [
     ("presets fp16_saef", "no preset named 'fp16_saef'", "Did you mean fp16_safe?"),
     ("presets fp16_safe --for keras", "no framework named 'keras'", "There are: plain"),
     ("presets --for plain", "without the name of a preset", "Presets are: balanced"),
-    *((f"{command} nowhere.py:f", "no file 'nowhere.py'") for command in ("probe", "plan")),
+    *(
+        (f"{command} nowhere.py:f", "the file 'nowhere.py' does not exist")
+        for command in ("probe", "plan")
+    ),
     *((f"{command} {JOBS}:t6", "Did you mean: t5") for command in ("probe", "plan")),
     *(
         (f"{command} {JOBS}:stretch", "with one argument, the seed")

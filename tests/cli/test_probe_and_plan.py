@@ -41,7 +41,7 @@ def test_probe_shows_the_lines_that_lose_digits(tmp_path: Path, halfguard: Run) 
     assert done.exit_code == 1, done.err
     assert "one line costs" in " ".join(done.out.split())
     assert "in FP32 the step's error falls from" in " ".join(done.out.split())
-    assert "times what rounding must cost" in html.read_text("utf-8")
+    assert "times the unavoidable rounding error" in html.read_text("utf-8")
     report = RoundingReport.from_json(halfguard("probe", entry, "--digits", "--json").out)
     assert report.findings[0].code.startswith("clock = minutes.half()")
 

@@ -83,7 +83,7 @@ def test_probe_is_the_first_to_see_it() -> None:
     assert set(re.findall(r"HD\d+", told)) <= {"HD004"}  # some processors are slow in half
     told = halfguard("probe", "workload.py:broken", "--steps", "20", fails=True)
     assert "HG601 pow at model.py:" in told
-    assert "in focal, leaves the range of FP16" in told
+    assert "in focal, overflows FP16" in told
 
 
 def test_what_circulated_does_not_help(results: list[dict[str, Any]]) -> None:

@@ -331,11 +331,11 @@ def test_a_clip_that_nobody_applies_is_told(caplog: pytest.LogCaptureFixture) ->
     caplog.clear()
     how: dict[str, Any] = {"gradient_clip_val": 5.0, "accumulate_grad_batches": 2}
     fit(Classifier(), guard_plugin("fp16_safe"), batches(2), **how)
-    assert "pass it to the Trainer" not in caplog.text
+    assert "pass this to the Trainer" not in caplog.text
 
 
 def test_fp16_weights_are_refused() -> None:
-    with pytest.raises(UsageError, match="keeps weights in half"):
+    with pytest.raises(UsageError, match="keeps 16-bit weights"):
         GuardPrecision("native_fp16")
 
 

@@ -44,5 +44,5 @@ def test_the_diff_of_the_page_makes_a_stock_script_a_guarded_one(tmp_path: Path)
     logged = f"import logging, sys\nlogging.basicConfig(stream=sys.stdout)\n{changed}"
     output = run_python("-c", logged, cwd=tmp_path)
     assert "torch.float16" in output
-    assert "pass it to the Trainer" not in output
+    assert "pass this to the Trainer" not in output
     assert (tmp_path / "runs" / "a" / "steps.jsonl").exists()

@@ -51,7 +51,7 @@ def test_steps_inside_of_one_region_use_stale_casts(bus: HookBus) -> None:
     with region():
         steps(model, optimizer, 3)
     (text,) = sentences(stale)
-    assert "3 optimizer steps ran inside of one region" in text
+    assert "3 optimizer steps ran inside a single autocast region" in text
 
 
 def test_a_region_for_each_step_or_without_a_cache_is_right(bus: HookBus) -> None:

@@ -218,4 +218,4 @@ def test_two_journals_of_one_folder_are_reported_once(
             for step in (1, 2):
                 first.add_healthy_step(step, 1.0, 1.0, 1.0)
                 first.flush()
-    assert caplog.text.count("two guards of this process write there") == 1
+    assert caplog.text.count("two guards in this process write to this folder") == 1

@@ -130,7 +130,7 @@ def test_folders_that_are_not_ours_are_passed_over_unless_named(tmp_path: Path) 
     assert [p.name for p in found] == ["a.py"]
     inside = tmp_path / ".venv/lib/site-packages"
     assert [p.name for p in find_files([inside], Settings())] == ["b.py"]
-    with pytest.raises(UsageError, match="no file or folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         find_files([tmp_path / "nothing"], Settings())
     with pytest.raises(UsageError, match=r"d.yaml is not a Python file"):
         find_files([tmp_path / "conf/d.yaml"], Settings())

@@ -23,7 +23,7 @@ def results() -> list[FileResult]:
 def test_text_points_at_the_place(results: list[FileResult]) -> None:
     lines = FORMATS["text"](results).splitlines()
     assert lines[0] == (
-        "a file.py:2:31: HG101 [*] -1e9 does not fit into float16, whose largest value is 65504."
+        "a file.py:2:31: HG101 [*] -1e9 is outside the float16 range, whose largest value is 65504."
     )
     assert lines[1] == " 2 | s = 'é'; x = y.masked_fill(m, -1e9).softmax(0)"
     assert lines[2].index("^") == lines[1].index("-1e9")

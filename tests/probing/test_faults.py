@@ -49,7 +49,7 @@ def test_probe_names_the_line_of_a_loss_function() -> None:
 def test_probe_names_a_swallowed_overflow_in_a_module() -> None:
     found = finding("own_norm", "HG609")
     assert (found.line, found.subject) == (line_of("swallowed-in-module"), "1")
-    assert "Loss and gradients stay finite, and are wrong" in found.why
+    assert "Loss and gradients stay finite but are wrong" in found.why
     assert "in 8 steps, first in step 0" in found.message
 
 
@@ -99,7 +99,7 @@ def test_plan_puts_the_island_where_the_overflow_is_swallowed() -> None:
 
 
 def test_weights_in_half_are_not_called_fp32() -> None:
-    with pytest.raises(UsageError, match="no FP32 run to compare with: 2 parameters are stored in"):
+    with pytest.raises(UsageError, match="no FP32 run to compare with: 2 parameters are 16-bit"):
         plan(job("half_weights"), steps=2)
 
 
@@ -158,4 +158,7 @@ def test_a_job_that_raises_in_half_says_so() -> None:
     workload.loss = lambda model, batch: bce(model(batch[0])[:, 0].float(), batch[1].float())
     report = probe(workload, steps=2)
     (found,) = (one for one in report.findings if one.code == "HD100")
-    assert "in 16 bits the job raises in 2 steps, first in step 0: RuntimeError" in found.message
+    assert (
+        "in 16-bit precision the job raises in 2 steps, first in step 0: RuntimeError"
+        in found.message
+    )

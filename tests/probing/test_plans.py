@@ -65,7 +65,7 @@ def test_the_plan_is_minimal_follows_fp32_and_is_found_in_few_trials(name: str) 
     verdicts = {frozenset(map(named, trial.islands)): trial.passed for trial in seen}
     everything = frozenset(map(named, islands))
     assert verdicts[everything]
-    digits = {named(island) for island in islands if "lost accuracy" in island.reason}
+    digits = {named(island) for island in islands if "of the error" in island.reason}
     assert not any(verdicts[everything - {island}] for island in everything - digits)
     assert all(island.reason.startswith("Without it ") for island in islands)
     after = workload.model.parameters()
@@ -111,7 +111,7 @@ def test_a_line_that_loses_digits_is_an_island_although_the_run_is_finite(
     found = plan(job(0, model, (16,)), steps=4, precision="bf16-mixed", tolerance=tolerance)
     lines = [line for line in found.lines if "x * x" in line.code]
     assert [line.within for line in lines] == ["Spread"]
-    assert "of the lost accuracy" in lines[0].reason
+    assert "of the error" in lines[0].reason
 
 
 @pytest.mark.on_standin

@@ -193,7 +193,7 @@ def test_a_loop_with_its_own_forward_pass_can_be_repeated_if_it_names_the_batch(
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     nothing: dict[str, Tensor] = {}
     incident = broken(tmp_path, [overflowing()])
-    with pytest.raises(UsageError, match=r"is not the one of the incident: .*size mismatch"):
+    with pytest.raises(UsageError, match=r"does not match the incident: .*size mismatch"):
         replay(incident, job(nn.Sequential(nn.Linear(4, 5), nn.Identity(), nn.Linear(4, 1))))
     with pytest.raises(UsageError, match=r"cannot be run: KeyError: 'x'.*test_autopsy.py"):
         replay(incident, job(loss=lambda model, batch: mean(model, nothing["x"])))

@@ -155,7 +155,7 @@ def test_code_that_came_with_an_incident_is_not_run(
     incident = broken(tmp_path / "runs", [overflowing()], entry=entry)
     for folder in (tmp_path / "runs", incident.folder):
         (folder / "evil.py").write_text(EVIL)
-    with pytest.raises(UsageError, match="code that comes with an incident"):
+    with pytest.raises(UsageError, match="Code that comes with an incident"):
         replay(incident)
 
 
@@ -168,6 +168,6 @@ def test_the_readers_own_code_is_found_by_the_recorded_entry(
     incident = broken(tmp_path / "runs" / "a", [overflowing()], entry="train.py:job")
     assert replay(incident.folder).cure is not None
     nameless = broken(tmp_path / "runs" / "b", [overflowing()])
-    with pytest.raises(UsageError, match="does not say which code"):
+    with pytest.raises(UsageError, match="does not name the code"):
         replay(nameless.folder)
     assert replay(nameless.folder, "train.py:job").cure is not None

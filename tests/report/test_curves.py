@@ -125,7 +125,7 @@ def test_a_drawing_has_a_name_a_description_and_a_legend_for_everything_in_it() 
     svg = draw_curves([line], label="loss", marks=marks, changes=changes)
     assert 'role="img"><title>loss over steps</title><desc>loss. loss: from 3 to 1' in svg
     for label in ("loss", "not finite", "skipped", "repeated in FP32", "rolled back or stopped",
-                  "healed: an island was made", "an island was taken back", "step"):  # fmt: skip
+                  "an island was added", "an island was removed", "step"):  # fmt: skip
         assert f">{label}</text>" in svg, label
     bare = draw_curves([Line("loss", gather_columns([(range(9), [1.0] * 9)]), 1)], label="loss")
     assert "skipped" not in bare

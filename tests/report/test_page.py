@@ -129,14 +129,14 @@ def test_the_markdown_escapes_what_it_is_given() -> None:
 def test_a_step_that_did_not_break_again_has_possible_causes_only() -> None:
     gone: dict[str, Any] = {"culprit": None, "cure": None, "trials": (), "samples": ()}
     page = to_markdown(autopsy_page(autopsy(reproduced="no", suspects=("hardware",), **gone)))
-    assert "did not break again" in page
+    assert "did not fail again" in page
     assert page.rstrip().endswith("- hardware")
     assert "Recommendation" not in page
 
 
 def test_a_page_without_a_cure_says_so() -> None:
     page = to_markdown(autopsy_page(autopsy(cure=None)))
-    assert "No change that was tried makes this step good" in page
+    assert "None of the changes tried fixes this step" in page
 
 
 # -- the page of a probe: findings and layers

@@ -130,7 +130,7 @@ def test_a_resumed_run_draws_each_step_once() -> None:
 
 
 def test_a_journal_without_losses_says_so() -> None:
-    assert "this journal keeps no others" in to_html(run_page(make_report([window(0, 9)])))
+    assert "the journal keeps no other values" in to_html(run_page(make_report([window(0, 9)])))
 
 
 def test_a_healthy_run_is_shown_as_good() -> None:

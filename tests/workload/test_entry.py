@@ -104,7 +104,7 @@ def test_a_workload_made_by_hand_is_copied(file: Path) -> None:
         ("{file}", "is not an ENTRY"),
         ("{file}:", "is not an ENTRY"),
         ("{file}:a b", "is not an ENTRY"),
-        ("nowhere/job.py:build", "there is no file 'nowhere/job.py'"),
+        ("nowhere/job.py:build", "the file 'nowhere/job.py' does not exist"),
         ("no.such.module:build", "there is no module 'no.such.module'"),
         ("{file}:biuld", "there is no function 'biuld'.*\nDid you mean: build"),
         ("{file}:NUMBER", "NUMBER is a int, not a function"),
@@ -157,7 +157,7 @@ def test_batches_start_again(seed: object) -> None:
 
 @pytest.mark.parametrize("batches", [[], iter([1, 2]), (x for x in [1])])
 def test_batches_that_end_and_cannot_start_again(batches: object, seed: object) -> None:
-    with pytest.raises(UsageError, match="cannot be started again"):
+    with pytest.raises(UsageError, match="cannot be restarted"):
         list(job(batches).take(3))
 
 

@@ -109,7 +109,7 @@ def find(name: str) -> Entry:
             return one
     if code in removed_codes():
         raise UsageError(f"{code} was removed: {removed_codes()[code]}")
-    raise UsageError(f"There is no code {name}.", cure="'halfguard rule' lists all codes.")
+    raise UsageError(f"{name} is not a code.", cure="'halfguard rule' lists all codes.")
 
 
 def index() -> str:

@@ -92,7 +92,7 @@ def check_dtype(dtype: torch.dtype | None, state: CollectedState) -> None:
     if state.has_optimizer and dtype is not torch.float32:
         raise UsageError(
             f"The state contains an optimizer, which cannot be stored as {dtype}: its small values would "
-            "become 0, and a run that continues from it would diverge.",
+            "become 0, and a run resumed from it would diverge.",
             cure="Save two files: one with dtype for evaluation, without the optimizer; one without dtype "
             "to continue training.",
         )
@@ -171,8 +171,8 @@ def _raise_if_poisoned(path: Path, found: list[Poison]) -> None:
     )
     kept = f"the earlier {path} is unchanged" if path.exists() else f"{path} does not exist"
     raise PoisonedStateError(
-        f"This state was not saved. Values in it are NaN, infinite or too large for the file's format: "
-        f"{shown}. Nothing was written; {kept}.",
+        "This state was not saved. It contains values that are NaN, Inf or too large for the file's "
+        f"format: {shown}. Nothing was written; {kept}.",
         names=tuple(poison.name for poison in found),
         cure=" ".join(_advice(found)),
     )
@@ -183,16 +183,18 @@ def _advice(found: list[Poison]) -> list[str]:
     advice = []
     broken = [poison for poison in found if poison.nan or poison.infinite]
     if any(poison.overflow for poison in found):
-        advice.append("Values beyond the format: save without dtype, or with dtype=torch.bfloat16.")
+        advice.append(
+            "For values that exceed the format, save without dtype or with dtype=torch.bfloat16."
+        )
     if broken:
         advice.append(
-            "NaN or infinity: training has already failed. Load the last good checkpoint and train with "
-            "halfguard.Guard, which refuses the step that does this; halfguard.find_first_nonfinite names "
-            "the operation."
+            "NaN or Inf means that training has already failed. Load the last good checkpoint and train "
+            "with halfguard.Guard, which skips such steps. To find the operation, use "
+            "halfguard.find_first_nonfinite."
         )
     if broken and not any(poison.nan for poison in found):
         advice.append(
-            "If infinity is intended, as in a mask: allow_infinite=[" + f'"{broken[0].name}"].'
+            "If Inf is intended, as in a mask, pass allow_infinite=[" + f'"{broken[0].name}"].'
         )
     return advice
 

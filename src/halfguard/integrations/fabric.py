@@ -79,7 +79,7 @@ class GuardFabricPrecision(MixedPrecision):
         if self.scaler.guard is None:
             raise UsageError(
                 "This precision plugin has no guard yet.",
-                cure="Call precision.bind(model, optimizer) with what fabric.setup() returned.",
+                cure="Call precision.bind(model, optimizer) with the objects that fabric.setup() returned.",
             )
         return self.scaler.guard  # type: ignore[no-any-return]
 

@@ -25,7 +25,7 @@ def load_mixed(config: GuardConfig | Mapping[str, Any] | str | Path) -> GuardCon
     loaded = GuardConfig.load(config)
     if loaded.precision not in LIGHTNING_NAMES:
         raise UsageError(
-            f"precision={loaded.precision!r} keeps weights in half, which these plugins do not.",
+            f"precision={loaded.precision!r} keeps 16-bit weights, which these plugins do not support.",
             cure="Use 'fp16-mixed' or 'bf16-mixed'; halfguard.Guard trains FP16 weights in a plain loop.",
         )
     return loaded
@@ -40,4 +40,6 @@ def warn_of_unused(config: GuardConfig, clip_val: float | None, accumulate: int)
         wanted.append(f"accumulate_grad_batches={config.accumulate}")
     if wanted:
         text = ", ".join(wanted)
-        logger.warning("the configuration sets %s: pass it to the Trainer, which applies it", text)
+        logger.warning(
+            "the configuration sets %s; pass this to the Trainer, which applies it", text
+        )

@@ -76,9 +76,9 @@ def _last(field: str) -> Callable[[Guard], Values]:
 
 
 INSTRUMENTS = (
-    Instrument("halfguard.steps", "steps by what was done with them", _by_action),
+    Instrument("halfguard.steps", "steps by action", _by_action),
     Instrument("halfguard.skipped_steps", "steps that were skipped, by cause", _by_cause),
-    Instrument("halfguard.scale_reductions", "times that the loss scale fell", _reductions),
+    Instrument("halfguard.scale_reductions", "number of times the loss scale decreased", _reductions),
     Instrument("halfguard.scale", "loss scale of the last step", _last("scale"), counts=False),
     Instrument("halfguard.loss", "loss of the last step", _last("loss"), counts=False),
     Instrument("halfguard.grad_norm", "gradient norm of the last step", _last("grad_norm"), counts=False),

@@ -149,8 +149,10 @@ def advise_on_reference(step: InFP32, script: InFP32, made: Made, casts: tuple[P
             "The script also diverges when it runs entirely in FP32; in 16-bit precision it fails "
             "a few steps earlier. Lower the learning rate, add warmup, or clip the gradients"
             + (f": {made_at}." if made_at else ".")
-            + " If a learned number grows without a limit (a log-scale, a temperature), give it one, by tanh "
-            "or clamp, before it is used, and use the limited number wherever it is."
+            + (
+                " If a learned value (a log-scale, a temperature) grows without a limit, bound it with tanh "
+                "or clamp before it is used, and use the bounded value everywhere."
+            )
         )
     return ""
 

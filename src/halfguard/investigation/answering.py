@@ -104,7 +104,7 @@ def answer_bad_number(
     advice = advice if cure is not None else next(raw, advice)
     half = "" if second.culprit is None else second.culprit.dtype
     if first.rate is not None and cure is None:
-        advice = "Keep the learning rate finite: look at what divides in its schedule, and at its counts."
+        advice = "Keep the learning rate finite: check the divisions and counts in its schedule."
     return ScriptAnswer(
         **_common(target, first, proven, half=half),
         outcome="non-finite value",

@@ -249,7 +249,9 @@ def _by_numpy(first: PassResult, second: PassResult) -> Iterator[Cure]:
     """Yield divisions by what is not 0, where NumPy made numbers that are not finite."""
     of_data = second.culprit is not None and second.culprit.kind == "input"
     for place, what in first.numpy if of_data else ():
-        text = f"NumPy met {what} at {describe_place(place)}. Divide by 1 where the divisor is 0."
+        text = (
+            f"NumPy reported {what} at {describe_place(place)}. Divide by 1 where the divisor is 0."
+        )
         yield from untried(text, divide_by_nonzero(place), "HG612")
 
 

@@ -103,7 +103,7 @@ def _subtracted(args: Sequence[Any], out: Tensor) -> str:
     """Return that a number was rounded to the one that it is subtracted from."""
     whole = args[1] if len(args) > 1 else None
     if isinstance(whole, int | float) and whole and bool((out == 0).any()):
-        return f"a number is rounded to {whole:g} in {_name(out)}, so that the difference is 0"
+        return f"a value is rounded to {whole:g} in {_name(out)}, so the difference is 0"
     return ""
 
 
@@ -116,8 +116,8 @@ def _difference(one: Tensor, other: Tensor, out: Tensor) -> str:
         return ""
     largest = float(torch.where(close, one.abs(), 0).max())
     return (
-        f"nearly equal numbers, up to {largest:.4g}, are subtracted, and {_name(out)} keeps nothing of the "
-        "difference but rounding errors (cancellation)"
+        f"nearly equal values, up to {largest:.4g}, are subtracted, which leaves only rounding errors in "
+        f"{_name(out)} (cancellation)"
     )
 
 
@@ -126,12 +126,12 @@ def _multiplied(args: Sequence[Any], out: Tensor) -> str:
     one, other = args[0], args[1] if len(args) > 1 else args[0]
     if isinstance(other, int | float) and not isinstance(other, bool):
         if other != 1 and _rounded(other, out) == 1 and out.dtype in HALF_DTYPES:
-            return f"the factor {other!r} is 1 in {_name(out)}, and changes nothing"
+            return f"the factor {other!r} is 1 in {_name(out)} and has no effect"
         other = torch.tensor(float(other))
     if not isinstance(other, Tensor) or not one.is_floating_point():
         return ""
     gone = bool(((out == 0) & (one != 0) & (other != 0)).any())
-    return f"the product is too small for {_name(out)}, and became 0" if gone else ""
+    return f"the product is too small for {_name(out)} and became 0" if gone else ""
 
 
 def _limited(args: Sequence[Any], out: Tensor) -> str:
@@ -140,9 +140,7 @@ def _limited(args: Sequence[Any], out: Tensor) -> str:
         if not isinstance(limit, int | float) or limit in (0, 1, -1):
             continue
         if (rounded := _rounded(limit, out)) in (0, 1, -1):
-            return (
-                f"the limit {limit!r} of clamp is {rounded:g} in {_name(out)}, and changes nothing"
-            )
+            return f"the limit {limit!r} of clamp is {rounded:g} in {_name(out)} and has no effect"
     return ""
 
 
@@ -151,7 +149,7 @@ def _cast(args: Sequence[Any], out: Tensor) -> str:
     if out.dtype not in HALF_DTYPES or given.dtype == out.dtype or not given.is_floating_point():
         return ""
     gone = bool(((out == 0) & (given != 0)).any())
-    return f"numbers that are too small for {_name(out)} became 0" if gone else ""
+    return f"values that are too small for {_name(out)} became 0" if gone else ""
 
 
 def _counted(args: Sequence[Any], out: Tensor) -> str:
@@ -162,7 +160,7 @@ def _counted(args: Sequence[Any], out: Tensor) -> str:
     if given.numel() == 0:
         return "a sum over nothing is 0"
     if given.dtype == torch.bool or bool(((given == 0) | (given == 1)).all()):
-        return "a count is 0, because nothing is selected there"
+        return "a count is 0 because nothing is selected"
     if bool((given.abs().sum(*args[1:2]) == 0).any()):
         return "the numbers that are added are all 0"
     return ""

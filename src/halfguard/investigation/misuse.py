@@ -86,8 +86,8 @@ class Crash:
         if label := re.search(_LABEL, self.error):
             patch, places = masks.ignored_labels.with_places(self.place, int(label[1]))
             yield from untried(
-                f"The label {label[1]} is no class. Losses of torch ignore -100, and no other label unless "
-                f"ignore_index names it: write -100 at {describe_place(next(iter(places), None))}.",
+                f"The label {label[1]} is not a class. torch's losses ignore only the label -100 unless "
+                f"ignore_index names another one. Write -100 at {describe_place(next(iter(places), None))}.",
                 patch,
                 "HG612",
             )

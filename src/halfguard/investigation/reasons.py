@@ -105,14 +105,14 @@ def _division(bad: BadCall) -> Iterator[Reason]:
         yield _why(bad, by, f"it divides by 0{_share(by == 0)}")
     elif math.isfinite(bad.exact):
         least = float(by.abs().min())
-        text = f"it divides by numbers down to {least:.3g}, and the quotient, up to {bad.exact:.3g}"
-        yield _why(bad, by, f"{text}, is beyond the range of {bad.dtype}")
+        text = f"it divides by values down to {least:.3g}, and the quotient, up to {bad.exact:.3g}"
+        yield _why(bad, by, f"{text}, exceeds the range of {bad.dtype}")
 
 
 def _step_of_optimizer(bad: BadCall) -> Iterator[Reason]:
     if any(bool((by == 0).any()) for by in tensors_in(bad.argument(2))):
         what = f", where its eps is 0 in {bad.dtype}" if bad.dtype in HALF_NAMES else ""
-        yield Reason(text=f"the step of the optimizer divides by 0{what}")
+        yield Reason(text=f"the optimizer step divides by 0{what}")
 
 
 def _outside(what: str, flags: Callable[[Tensor], Tensor]) -> Callable[[BadCall], Iterator[Reason]]:
@@ -131,9 +131,11 @@ def _power(bad: BadCall) -> Iterator[Reason]:
     if not isinstance(base, Tensor) or not isinstance(exponent, int | float):
         return
     if exponent < 0 and bool((base == 0).any()):
-        yield _why(bad, base, f"0 has no power of {exponent:g}{_share(base == 0)}")
+        yield _why(bad, base, f"0 is raised to the power {exponent:g}{_share(base == 0)}")
     elif exponent != int(exponent) and bool((base < 0).any()):
-        yield _why(bad, base, f"negative numbers have no power of {exponent:g}{_share(base < 0)}")
+        yield _why(
+            bad, base, f"negative values are raised to the power {exponent:g}{_share(base < 0)}"
+        )
 
 
 def _masked_rows(bad: BadCall) -> Iterator[Reason]:
@@ -143,8 +145,10 @@ def _masked_rows(bad: BadCall) -> Iterator[Reason]:
     rows = scores.isneginf().all(dim)
     if bool(rows.any()):
         yield Reason(
-            text=f"{int(rows.sum())} of {rows.numel()} rows are masked as a whole: all of their scores are "
-            "-inf, and a softmax over nothing is NaN"
+            text=(
+                f"{int(rows.sum())} of {rows.numel()} rows are fully masked: all of their scores are -Inf, "
+                "so the softmax is NaN"
+            )
         )
 
 
@@ -153,14 +157,14 @@ def _masked_attention(bad: BadCall) -> Iterator[Reason]:
     for mask in masks:
         shut = ~mask if mask.dtype == torch.bool else mask.isneginf()
         if mask.dim() and bool(shut.all(-1).any()):
-            text = f"{int(shut.all(-1).sum())} rows of the mask leave nothing to attend to"
-            yield Reason(text=f"{text}, and a softmax over nothing is NaN")
+            text = f"{int(shut.all(-1).sum())} rows of the mask mask every position"
+            yield Reason(text=f"{text}, so the softmax is NaN")
 
 
 def _cast_down(bad: BadCall) -> Iterator[Reason]:
     given = bad.argument(0)
     if isinstance(given, Tensor) and math.isfinite(bad.exact):
-        text = f"numbers up to {bad.exact:.6g} are cast to {bad.dtype}"
+        text = f"values up to {bad.exact:.6g} are cast to {bad.dtype}"
         yield Reason(text=f"{text}, whose largest is {_largest(bad.dtype):g}")
 
 
@@ -170,13 +174,13 @@ def _infinities(bad: BadCall) -> Iterator[Reason]:
     if not any(bool(one.isinf().any()) for one in given if one.is_floating_point()):
         return
     product = bad.call.func.overloadpacket.__name__.startswith("mul")
-    text = "0 is multiplied by an infinity" if product else "infinities are subtracted"
-    yield Reason(text=f"{text}, such as that of a mask, which gives NaN")
+    text = "0 is multiplied by Inf" if product else "Inf is subtracted from Inf"
+    yield Reason(text=f"{text}(from a mask, for example), which gives NaN")
 
 
 def _labels(_bad: BadCall) -> Iterator[Reason]:
     yield Reason(
-        text="no label is left (all are ignored), and a mean over nothing is NaN", code="HG612"
+        text="all labels are ignored, and the mean of an empty selection is NaN", code="HG612"
     )
 
 
@@ -185,10 +189,10 @@ def _statistic(bad: BadCall) -> Iterator[Reason]:
     given = [one.tensor for one in bad.call.tensors if one.tensor.is_floating_point()]
     results = sum(one.numel() for one in tensors_in(bad.out))
     if given and given[0].numel() == 0 and results:
-        yield Reason(text="it is taken of no numbers: what was selected is empty", few="none")
+        yield Reason(text="its input is empty because nothing was selected", few="none")
     deviates = bad.call.func.overloadpacket.__name__.startswith(("std", "var"))
     if deviates and given and given[0].numel() == results:
-        text = "it is the deviation of one number, and divides by a count of 0"
+        text = "it is the standard deviation of a single value, so it divides by 0"
         yield Reason(text=text, few="one")
 
 
@@ -199,7 +203,7 @@ def _constant(bad: BadCall) -> Iterator[Reason]:
         beyond = isinstance(value, int | float) and largest < abs(value) < math.inf
         if beyond and not isinstance(value, bool):
             text = f"the constant {value:g} is beyond {math.copysign(largest, value):g}"
-            yield Reason(text=f"{text}, the last number of {bad.dtype}", code="HG101")
+            yield Reason(text=f"{text}, the limit of {bad.dtype}", code="HG101")
 
 
 _SUMS = ("sum", "mean", "cumsum", "mm", "bmm", "addmm", "matmul", "convolution", "linear", "norm")
@@ -215,7 +219,7 @@ def _overflow(bad: BadCall) -> Iterator[Reason]:
     what = (
         "the sum" if adds else "the gradient" if bad.culprit.phase == "backward" else "the result"
     )
-    text = f"{what} reaches {exact:.6g}, and the largest number of {bad.dtype} is {largest:g}"
+    text = f"{what} reaches {exact:.6g}, but the largest value of {bad.dtype} is {largest:g}"
     yield Reason(text=text + (f" (inputs up to {inputs})" if inputs else ""))
 
 
@@ -239,7 +243,7 @@ def _derivative(
         edges = [one for one in reversed(given) if bool(flags(one).any())]
         known = [one for one in edges if (maker := bad.makers.get(one)) and _source(maker)]
         for one in known or edges:
-            text = f"its derivative is infinite at {what}, and it is given such numbers"
+            text = f"its derivative is Inf at {what}, and its input contains such values"
             yield _why(bad, one, f"{text}{_share(flags(one))}")
 
     return rule

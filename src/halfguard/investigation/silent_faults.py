@@ -46,9 +46,9 @@ class StaleCasts(Detector):
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
         if self._most >= OFTEN and self._seen is not None:
             text = (
-                f"{self._most} optimizer steps ran inside of one region of autocast, which casts each weight "
-                "once and keeps the result until it is left: the model goes on computing with the weights of "
-                f"the first step. Enter autocast in each step: {describe_place(self._seen)}."
+                f"{self._most} optimizer steps ran inside a single autocast region, which casts each weight "
+                "once and caches the result until the region ends, so the model keeps computing with the "
+                f"weights of the first step. Enter autocast in each step: {describe_place(self._seen)}."
             )
             yield Misused(kind="stale casts", code=self.code, sentence=text, place=self._seen)
 
@@ -128,10 +128,10 @@ class HalfMoments(Detector):
         if moved and lost > self._MANY * moved and place is not None:
             saved = describe_place(self._taken or place)
             text = (
-                f"The state of {type(optimizer).__name__} was saved in half: {lost / moved:.0%} of second "
-                "moments are too small for that, and are 0 when they are loaded, so that steps are divided "
-                f"by eps alone. Save the state of the optimizer in FP32: {saved}. "
-                f"It is loaded at {describe_place(place)}."
+                f"The state of {type(optimizer).__name__} was saved in float16: {lost / moved:.0%} of the "
+                "second moments are too small for float16 and are 0 when they are loaded, so steps are "
+                f"divided by eps alone. Save the optimizer state in FP32: {saved}. It is loaded at "
+                f"{describe_place(place)}."
             )
             self._seen = Misused(kind="half moments", code=self.code, sentence=text, place=place)
 

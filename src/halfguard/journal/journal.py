@@ -234,8 +234,8 @@ class Journal:
         if not self._is_shared and _latest.get(path.resolve(), self) is not self:
             self._is_shared = True
             logger.warning(
-                "%s: two guards of this process write there, and a report mixes their steps. Give each "
-                "guard a run_dir of its own.",
+                "%s: two guards in this process write to this folder, so a report mixes their steps. Give "
+                "each guard its own run_dir.",
                 path.parent,
             )
 

@@ -128,7 +128,7 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[JournalRow]:
             elif row not in unknown:
                 unknown.add(row)
                 logger.warning(
-                    "%s, line %d: rows of kind %r are left out, because this version of halfguard does not "
+                    "%s, line %d: rows of kind %r are ignored because this version of halfguard does not "
                     "know them. Run: pip install --upgrade halfguard",
                     path,
                     number,

@@ -18,7 +18,7 @@ def read_run(run_dir: Path) -> RunReport:
     """Read the journal, ``run.json`` and the names of incidents."""
     if not (run_dir / STEPS_FILE).is_file():
         raise UsageError(
-            f"{run_dir} is not the folder of a run: it holds no {STEPS_FILE}.",
+            f"{run_dir} is not the folder of a run: it contains no {STEPS_FILE}.",
             cure='A guard writes one if it has a run_dir: hg.Guard(..., run_dir="runs/exp1").',
         )
     problems: list[str] = []
@@ -26,7 +26,7 @@ def read_run(run_dir: Path) -> RunReport:
     try:
         rows.extend(read_rows(run_dir / STEPS_FILE))
     except RecordError as error:
-        problems.append(f"The journal is damaged. The rest of it is left out. {error.message}")
+        problems.append(f"The journal is damaged. The rest of it is ignored. {error.message}")
     info = None
     if (run_dir / RUN_FILE).is_file():
         try:

@@ -32,7 +32,7 @@ def find_files(paths: Iterable[Path], settings: Settings) -> list[Path]:
         elif path.exists():
             found.setdefault(os.path.realpath(path), path)
         else:
-            raise UsageError(f"There is no file or folder {path}.")
+            raise UsageError(f"The file or folder {path} does not exist.")
     files = list(found.values())
     return [path for path in files if not settings.excludes(path)] if settings.exclude else files
 

@@ -77,7 +77,7 @@ def _section(file: Path) -> dict[str, object] | None:
         body = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         # It is somebody else's file as well: what lint cannot read there is no reason to check nothing.
-        logging.getLogger("halfguard").warning("%s cannot be read, and is ignored: %s", file, error)
+        logging.getLogger("halfguard").warning("%s cannot be read and is ignored: %s", file, error)
         return None
     section: object = body
     for name in ("tool", "halfguard", "lint"):

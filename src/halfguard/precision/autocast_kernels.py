@@ -30,9 +30,9 @@ _KEY = "AutocastCPU"
 _KEYSET = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
 _BANNED = (
-    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: CUDA raises "
-    "an error, since their gradient may not fit into half. "
-    "Use binary_cross_entropy_with_logits, or BCEWithLogitsLoss."
+    "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: CUDA raises an "
+    "error because their gradient may overflow float16. Use binary_cross_entropy_with_logits, or "
+    "BCEWithLogitsLoss."
 )
 
 Apply = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -88,9 +88,9 @@ def _flattened(model: nn.Module, groups: list[ShardedDtypes]) -> Iterator[Differ
     found = [name for name in _islands(model) if any(p.startswith(f"{name}.") for p in in_half)]
     if found:
         yield Difference(
-            message=f"FP32 islands are gathered in half by FSDP2: {_join(found)}.",
+            message=f"FSDP2 gathers FP32 islands in 16-bit precision: {_join(found)}.",
             subject=found[0],
-            why="param_dtype casts all parameters of a group, also those that were to stay FP32.",
+            why="param_dtype casts all parameters of a group, including those that were to stay in FP32.",
             cure="fully_shard(island, mp_policy=MixedPrecisionPolicy())  # before the model around it",
         )
 
@@ -108,9 +108,9 @@ def _added_in_half(groups: list[ShardedDtypes]) -> Iterator[Difference]:
     if found:
         dtype = dtype_name(found[0].reduced)
         yield Difference(
-            message=f"Gradients of ranks and of micro-batches are added in {dtype}: {_names(found)}.",
+            message=f"Gradients of ranks and micro-batches are added in {dtype}: {_names(found)}.",
             subject=found[0].module or None,
-            why="What is small compared with the sum is lost, more with every rank and micro-batch.",
+            why="Values that are small compared with the sum are lost, more with every rank and micro-batch.",
             cure=f"{_POLICY.format(found[0].computed)}; Accelerate and Trainer: {_REDUCE}",
         )
 
@@ -132,7 +132,7 @@ def _kept_in_half(
     dtype = dtype_name(stored[0].stored if stored else states.pop())
     yield Difference(
         message=f"{what} kept in {dtype}.",
-        why="Small updates are rounded away, and gradients that are reduced are added in this dtype.",
+        why="Small updates are rounded away, and reduced gradients are added in this dtype.",
         cure="model.float()  # before fully_shard; param_dtype casts what is computed",
     )
 
@@ -143,9 +143,8 @@ def _generated_otherwise(rollout: Any, trained: set[torch.dtype]) -> Iterator[Di
         return
     computes = _join(sorted(map(dtype_name, trained)))
     yield Difference(
-        message=f"The copy that generates is {dtype_name(dtype)}, and the model that trains computes in "
-        f"{computes}.",
-        why="Each rounds in its own way, so that the ratios of their probabilities are not 1.",
+        message=f"The rollout copy is {dtype_name(dtype)}, but the trained model computes in {computes}.",
+        why="They round differently, so the ratios of their probabilities are not 1.",
         cure=f'LLM(..., dtype="{computes}"), or rollout.to(torch.{computes})',
     )
 

@@ -56,7 +56,7 @@ def _find_modules(
         unknown += [] if names else [island.module]
     if unknown:
         raise UsageError(
-            f"The plan names {_with_hints(unknown, modules)}; {type(model).__name__} has no such "
+            f"The plan names {_with_hints(unknown, modules)}, but {type(model).__name__} has no such "
             "module. Nothing was changed.",
             cure="If the plan is for another model, or a module was renamed, make a new one with: "
             "halfguard plan ENTRY -o plan.yaml",

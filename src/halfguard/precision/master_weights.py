@@ -128,8 +128,8 @@ def _dense(grad: Tensor) -> Tensor:
     if grad.layout is torch.strided:
         return grad
     raise UsageError(
-        f"The gradient of a half parameter of shape {tuple(grad.shape)} is sparse, and master "
-        "weights cannot sum it in FP32. No gradient was moved.",
+        f"The gradient of a 16-bit parameter of shape {tuple(grad.shape)} is sparse, and master weights "
+        "cannot sum it in FP32. No gradient was moved.",
         cure="Build the embedding with sparse=False, or keep it in FP32: embedding.float().",
     )
 
@@ -165,8 +165,8 @@ class MasterWeights(Optimizer):
     def __init__(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, MasterWeights | torch.optim.LBFGS):
             raise UsageError(
-                f"MasterWeights was given {type(optimizer).__name__}, which cannot be wrapped: "
-                "it keeps its own references to parameters.",
+                f"MasterWeights was given {type(optimizer).__name__}, which cannot be wrapped because it "
+                "keeps its own references to parameters.",
                 cure="Pass a plain optimizer such as torch.optim.AdamW(model.parameters()).",
             )
         self.inner = optimizer
@@ -246,7 +246,7 @@ class MasterWeights(Optimizer):
         if any(param in known for param in group["params"]):
             self.param_groups.pop()
             raise UsageError(
-                "add_param_group() was given a half parameter that already has a master and would "
+                "add_param_group() was given a 16-bit parameter that already has a master weight and would "
                 "be updated twice. No group was added.",
                 cure="Put every parameter into only one group.",
             )
@@ -262,9 +262,9 @@ class MasterWeights(Optimizer):
         pairs, saved = self._by_index(), state_dict.get("masters", {})
         if _shapes(saved) != _shapes({i: pair.master for i, pair in pairs.items()}):
             raise UsageError(
-                f"The optimizer state holds {len(saved)} master weights that do not match the "
-                f"{len(pairs)} of this MasterWeights: it was saved by another optimizer or for "
-                "another model. Nothing was loaded.",
+                f"The optimizer state holds {len(saved)} master weights that do not match the {len(pairs)} "
+                "of this MasterWeights: it was saved by a different optimizer or for a different model. "
+                "Nothing was loaded.",
                 cure="To continue from a plain optimizer, load its state first, then wrap it: "
                 "optimizer.load_state_dict(state); MasterWeights(optimizer).",
             )

@@ -93,8 +93,10 @@ def _raise_if_nonfinite(tensors: dict[str, Tensor]) -> None:
         raise UsageError(
             f"half_state_dict() would save values that are not finite in float16, in {len(bad)} of "
             f"{len(tensors)} tensors: {', '.join(map(str, bad))}. Nothing was returned.",
-            cure="NaN or infinity: use an earlier checkpoint. Beyond 65504: save FP32 with "
-            "model.state_dict(). Intended -inf, as in a mask: register it with persistent=False.",
+            cure=(
+                "For NaN or Inf, use an earlier checkpoint. For values above 65504, save FP32 with "
+                "model.state_dict(). Register an intended -Inf, as in a mask, with persistent=False."
+            ),
         )
 
 

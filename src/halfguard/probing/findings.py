@@ -25,7 +25,7 @@ _BY_OPERATION = {
     "log": "Take the logarithm of the logits instead: torch.nn.functional.logsigmoid, log_softmax or "
     "binary_cross_entropy_with_logits.",
     "exp": "Call .float() on the exponent, and subtract its maximum first if only ratios matter.",
-    "to": "Do not cast to half here: 65504 is its largest value, and below 6e-8 it holds 0.",
+    "to": "Do not cast to float16 here: its largest value is 65504, and values below 3e-8 become 0.",
     **dict.fromkeys(("mul", "pow", "square", "mm", "bmm", "addmm", "baddbmm", "dot"), _PRODUCT),
     **dict.fromkeys(("sum", "mean", "cumsum", "index_add", "scatter_add", "var", "norm"), _SUM),
     "div": "Call .float() on both operands, and keep the divisor away from 0.",
@@ -79,16 +79,14 @@ def of_failure(failure: Failure | None, precision: str) -> Iterator[Finding]:
         place = "" if culprit is None else f"; {str(culprit).splitlines()[0]}"
         message = f"the {precision} run ended at step {failure.step}: {failure.message}{place}."
         subject = None if culprit is None else culprit.module
-        why = "The steps after it were not run."
+        why = "Later steps were not run."
         yield _finding("HG601", subject, message, why, _cure(culprit, precision), "error")
 
 
 def _cure(culprit: Culprit | None, precision: str) -> str:
     """Return the cure of a failed step: islands help neither in FP32 nor outside of modules."""
     if precision == Precision.FP32:
-        return (
-            "FP32 fails as well, so islands cannot help: look at this line, the data and the rate."
-        )
+        return "FP32 fails as well, so islands cannot help. Check this line, the data and the learning rate."
     if culprit is not None and culprit.kind != "op":
         return cure_of_line(culprit)
     if culprit is not None and culprit.module is None:
@@ -114,8 +112,8 @@ def _fault(fault: StepFault, count: int) -> Finding:
         f"in step {fault.step}" if count == 1 else f"in {count} steps, first in step {fault.step}"
     )
     if culprit is None:
-        message = f"in 16 bits the job raises {steps}: {fault.raised}."
-        cure = "Run the step under torch.autocast to see it."
+        message = f"in 16-bit precision the job raises {steps}: {fault.raised}."
+        cure = "Run the step under torch.autocast to see the error."
         return _finding("HD100", None, message, "", cure, "error")
     where, cure = "outside every module", f"{describe_line(culprit)}: {cure_of_line(culprit)}"
     if culprit.module is not None:
@@ -123,8 +121,8 @@ def _fault(fault: StepFault, count: int) -> Finding:
     code, why = "HG601", "The loss or the gradients are then not finite."
     if culprit.swallowed:
         code = "HG609"
-        why = "Loss and gradients stay finite, and are wrong: nothing else reports it."
-    message = f"{describe_line(culprit)}, {where}, leaves the range of FP16 {steps}."
+        why = "Loss and gradients stay finite but are wrong, and nothing else reports this."
+    message = f"{describe_line(culprit)}, {where}, overflows FP16 {steps}."
     place = {"path": short_path(culprit.file) or None, "line": culprit.line or None}
     found = _finding(code, culprit.module, message, why, cure, "error")
     return found.model_copy(update=place)
@@ -142,9 +140,9 @@ def of_lost_gradients(
             worst.module,
             f"{module_label(worst.module)}: {worst.underflow_now:.0%} of its gradients are rounded "
             f"to zero at loss scale {scale:g}.",
-            f"{len(lost)} layers lose more than half of theirs. At {2.0**window.best:g} this one would lose "
-            f"{worst.underflow_best:.0%}.",
-            "Are these gradients meant to be this small? If so, raise the loss scale.",
+            f"{len(lost)} layers lose more than half of their gradients. At {2.0**window.best:g} this one "
+            f"would lose {worst.underflow_best:.0%}.",
+            "If these gradients are meant to be this small, raise the loss scale.",
         )
 
 
@@ -156,10 +154,13 @@ def of_layers(layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
         if -math.inf < room < LOW_HEADROOM:
             message = f"{label}: outputs reach {max(layer.forward):.3g}."
             if room < 0:
-                why = f"FP16's largest value is 65504, {-room:.1f} bits below. No loss scale changes that."
+                why = (
+                    f"FP16's largest value is 65504, {-room:.1f} bits below. The loss scale does not change "
+                    "this."
+                )
                 yield _finding("HG601", module, message, why, _PLAN, "error")
             else:
-                why = f"{room:.1f} bits are left to 65504: less than one doubling."
+                why = f"{room:.1f} bits are left before 65504, which is less than one doubling."
                 yield _finding("HG602", module, message, why, _PLAN)
         if not layer.fits:
             yield _finding(
@@ -168,7 +169,7 @@ def of_layers(layers: tuple[LayerRange, ...]) -> Iterator[Finding]:
                 f"{label}: no loss scale fits its gradients.",
                 f"Above {layer.scale_high:g} they overflow; below {_as_scale(layer.scale_low)} too many "
                 "of them are rounded to zero.",
-                "Normalise the layer's input, or make it an FP32 island: halfguard.fp32_island(module).",
+                "Normalize the layer's input, or make it an FP32 island: halfguard.fp32_island(module).",
             )
 
 
@@ -209,7 +210,7 @@ def of_gains(gains: dict[str, float]) -> Iterator[Finding]:
         yield _finding(
             "HG607",
             name,
-            f"{name} is badly scaled: it multiplies a signal by about {gain:.3g}.",
+            f"{name} is badly scaled: it multiplies its input by about {gain:.3g}.",
             "Each such layer costs bits of headroom."
             if gain > MAX_GAIN
             else "Signals that pass through it vanish, and so do its gradients.",

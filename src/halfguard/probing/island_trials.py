@@ -125,7 +125,7 @@ class IslandTrials:
         # A loss close to zero is compared relative to its first value.
         size = max(abs(reference_end), 0.01 * abs(reference[0]), 1e-12)
         if not abs(end - reference_end) <= self.tolerance * size:
-            return f"the loss ends at {end:.4g} instead of FP32's {reference_end:.4g}"
+            return f"the loss ends at {end:.4g} instead of {reference_end:.4g} in FP32"
         # Two runs may end alike by chance; on the same batches all steps must be alike.
         difference = sum(abs(a - b) for a, b in zip(run.losses, reference, strict=True))
         share = difference / max(sum(map(abs, reference)), 1e-12)
@@ -163,12 +163,12 @@ def _raise_no_reference(workload: Workload, failure: Failure) -> NoReturn:
     half = [n for n, p in workload.model.named_parameters() if p.dtype in HALF_DTYPES]
     if half:
         raise UsageError(
-            f"There is no FP32 run to compare with: {len(half)} parameters are stored in 16 bits, the first "
-            f"is {half[0]}. Step {failure.step} fails: {failure.message}.",
+            f"There is no FP32 run to compare with: {len(half)} parameters are 16-bit (the first is "
+            f"{half[0]}). Step {failure.step} fails: {failure.message}.",
             cure="Return the model with FP32 weights (model.float()) from the ENTRY; autocast lowers them.",
         )
     raise UsageError(
         f"The workload is not finite in FP32 either: {failure.message} at step {failure.step}. "
         "FP32 islands cannot help.",
-        cure="Look at the data and the learning rate first.",
+        cure="Check the data and the learning rate first.",
     )

@@ -81,8 +81,10 @@ class _Search:
                 raise NoPlanError(
                     f"No set of islands helps: {trial.reason}, and no line of the model loses enough "
                     "accuracy to explain it.",
-                    cure="If two FP32 runs with different rounding end as far apart, use fewer steps or a "
-                    "larger tolerance. Otherwise train in FP32 or BF16.",
+                    cure=(
+                        "If two FP32 runs with different rounding end equally far apart, use fewer steps or "
+                        "a larger tolerance. Otherwise train in FP32 or BF16."
+                    ),
                 )
             islands += more
         return self._plan(self._with_digits(islands))
@@ -185,8 +187,8 @@ class _Search:
             return ""
         what = "loss" if line.by == "loss" else "gradients"
         return (
-            f"the error of the {what} is {line.before:.2g} instead of {line.tried:.2g}, "
-            f"{line.share:.0%} of the lost accuracy"
+            f"the error of the {what} is {line.before:.2g} instead of {line.tried:.2g}, {line.share:.0%} of "
+            "the error"
         )
 
     def _error(self, island: AnyIsland, others: Sequence[AnyIsland]) -> str:
@@ -212,7 +214,7 @@ def _raise_if_outside(trial: IslandTrial) -> None:
         return
     so_far = f" With {', '.join(map(name_of, trial.islands))}," if trial.islands else ""
     raise NoPlanError(
-        f"No set of islands helps:{so_far} {trial.reason}. This line is outside every module, in the loss "
-        "function for example, so no island covers it.",
+        f"No set of islands helps:{so_far} {trial.reason}. This line is outside every module, for example "
+        "in the loss function, so no island covers it.",
         cure=cure_of_line(culprit),
     )

@@ -78,7 +78,7 @@ def raise_user_failure(run: TrainingRun) -> None:
     if run.failure is not None and run.failure.kind == "raised":
         raise UsageError(
             f"The workload raised at step {run.failure.step}: {run.failure.message}",
-            cure="Run it without halfguard first, in FP32.",
+            cure="Run the workload without halfguard first, in FP32.",
         )
 
 

@@ -184,8 +184,10 @@ def _train_on(step: TrainingStep, batch: Any, index: int) -> tuple[float, Failur
         if not grads:
             raise UsageError(
                 "No gradient reached the optimizer's parameters.",
-                cure="Does the loss depend on the model that it is given? A loss that uses another "
-                "copy of the model trains nothing.",
+                cure=(
+                    "Check that the loss depends on the model that it receives. A loss that uses another "
+                    "copy of the model trains nothing."
+                ),
             )
         if all(bool(torch.isfinite(grad).all()) for grad in grads):
             break

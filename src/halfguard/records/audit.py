@@ -34,7 +34,7 @@ class AuditFinding(Record):
     line: int
     code: str
     fault: Fault
-    elements: int = Field(description="elements of the output that left the range, in all calls")
+    elements: int = Field(description="elements of the output that overflowed, in all calls")
     numel: int = Field(description="elements of the output, in all calls")
     calls: int = Field(default=1, description="calls of this line that were flagged")
     inputs: tuple[TensorRange, ...] = ()
@@ -96,7 +96,7 @@ class AuditReport(Record):
     def __str__(self) -> str:
         if self.findings:
             text = [str(found) for found in self.findings]
-            errors = f"error of the loss {self.loss_error:.1%}, of the gradients {self.gradient_error:.1%}"
+            errors = f"loss error {self.loss_error:.1%}, gradient error {self.gradient_error:.1%}"
             return "\n".join([*text, errors])
         text = [f"no swallowed overflow; {len(self.harmless)} harmless flags"]
         return "\n".join([*text, *(f"not judged: {reason}" for reason in self.not_judged)])

@@ -76,7 +76,7 @@ class Culprit:
         elif self.swallowed:
             what = f"{self.op} ({self.kernel}): swallowed {self.swallowed} in the {self.phase} pass"
         elif self.intended:
-            what = f"{self.op} inserted an infinity that reached the result"
+            what = f"{self.op} inserted an Inf that reached the result"
         else:
             what = (
                 f"{self.op} ({self.kernel}) returned the first NaN or Inf in the {self.phase} pass"
@@ -105,7 +105,7 @@ class ReplayTrial(Record):
         default=None, description="relative error of the gradients against FP32 as written"
     )
     error_as_meant: float | None = Field(
-        default=None, description="the same against float64 of what the code means"
+        default=None, description="the same against a float64 evaluation of the intended formula"
     )
     largest_scale: float | None = Field(
         default=None, description="largest loss scale tried at which the step is finite"
@@ -152,7 +152,9 @@ class Autopsy(Record):
     trials: tuple[ReplayTrial, ...] = ()
     saturation: float | None = Field(
         default=None,
-        description="relative difference of the gradients of FP32 as written and float64 as meant",
+        description=(
+            "relative difference between the FP32 gradients as written and float64 gradients as intended"
+        ),
     )
     cure: Cure | None = None
     suspects: tuple[str, ...] = Field(

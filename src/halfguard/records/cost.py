@@ -19,9 +19,9 @@ class MemoryParts(RecordPart):
     gradients: int = 0
     optimizer: int = Field(default=0, description="its state, and master weights if it has them")
     activations: int = Field(
-        default=0, description="saved by the forward pass for the backward one"
+        default=0, description="saved by the forward pass for the backward pass"
     )
-    weight_copies: int = Field(default=0, description="weights that autocast cast to half")
+    weight_copies: int = Field(default=0, description="weights that autocast cast to 16-bit")
     buffers: int = 0
     other: int = Field(default=0, description="the batch, and temporary tensors of operations")
 

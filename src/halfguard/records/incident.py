@@ -18,7 +18,7 @@ class MicroBatchRecord(Record):
     batch: Any = None
     rng: Any = None
     about: str = ""
-    private: bool = Field(default=False, description="True if the batch must not be stored")
+    private: bool = Field(default=False, description="True if the batch was not stored")
     summary: tuple[str, ...] = Field(
         default=(), description="of a private batch: dtypes, shapes and statistics"
     )

@@ -73,7 +73,7 @@ class Hardware(FloatRecordPart):
     generation: str
     fp16: Support
     bf16: Support
-    matrix: bool | None = Field(default=None, description="matrix units for 16 bits")
+    matrix: bool | None = Field(default=None, description="16-bit matrix units")
     tf32: bool = False
     memory: float | None = Field(default=None, description="GB")
     source: str

@@ -30,8 +30,10 @@ class Island(RecordPart):
     module: str = Field(description="path as in named_modules(); empty for the whole model")
     kind: IslandKind = Field(
         default="fp32",
-        description="rescaled: a linear layer multiplies in half, with its input scaled by powers of two, "
-        "and returns FP32",
+        description=(
+            "rescaled: a linear layer multiplies in 16-bit precision, with its input scaled by powers of "
+            "two, and returns FP32"
+        ),
     )
     reason: str = ""
 
@@ -60,7 +62,7 @@ class LineIsland(RecordPart):
     line: int = Field(ge=1)
     code: str = Field(description="the text of the line, to find it if it has moved")
     kind: IslandKind = Field(
-        default="fp32", description="rescaled: matrix products of the line stay in half"
+        default="fp32", description="rescaled: matrix products of the line stay in 16-bit precision"
     )
     within: str = Field(
         default="",
@@ -85,11 +87,11 @@ class PlanEvidence(RecordPart):
     """The training runs that led to the plan."""
 
     steps: int = Field(ge=1)
-    trials: int = Field(ge=0, description="number of training runs in 16 bits")
+    trials: int = Field(ge=0, description="number of 16-bit training runs")
     modules: int = Field(ge=1, description="modules that ran; each is a possible island")
     loss_fp32: float = Field(description="mean over the last fifth of the steps")
     loss: float = Field(description="the same with the plan")
-    flops: float = Field(default=0.0, description="share of matrix-product FLOPs that leave half")
+    flops: float = Field(default=0.0, description="share of matrix-product FLOPs that move to FP32")
 
     @property
     def deviation(self) -> float:

@@ -66,7 +66,9 @@ class ProbeReport(RecordWithFindings):
     steps: int
     scale: float = Field(description="the loss scale that 'current' refers to")
     best_scale: float
-    window: ScaleRange | None = Field(description="scales at which all layers fit; None if none is")
+    window: ScaleRange | None = Field(
+        description="scales at which all layers fit; None if there are none"
+    )
     losses: tuple[float, ...]
     layers: tuple[LayerRange, ...] = Field(description="in the order in which they ran")
 

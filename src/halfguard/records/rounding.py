@@ -84,7 +84,7 @@ class LineInFloat(FloatRecordPart):
         what = "the loss" if self.by == "loss" else "the gradients"
         now = self.after if self.tried != self.tried else self.tried
         return (
-            f"{self.place}: {self.code}\n  costs {self.share:.0%} of the lost accuracy of {what}; in FP32 "
+            f"{self.place}: {self.code}\n  costs {self.share:.0%} of the error of {what}; in FP32 "
             f"their error falls from {self.before:.2g} to {now:.2g}"
         )
 
@@ -101,12 +101,17 @@ class RoundingReport(Record):
     gradient_norm: float = Field(description="norm of the exact gradients")
     gradient_error: float = Field(description="norm of the error of the gradients")
     gradient_predicted: float = Field(description="the same as the sum of all effects")
-    depth: int = Field(description="roundings on the longest way through forward and backward pass")
+    depth: int = Field(
+        description="roundings on the longest path through the forward and backward passes"
+    )
     scale: float = Field(description="loss scale of the step")
     lines: tuple[RoundedLine, ...] = ()
     modules: tuple[RoundedModule, ...] = ()
     findings: tuple[LineInFloat, ...] = Field(
-        default=(), description="lines that cost more than rounding of this depth and dtype must"
+        default=(),
+        description=(
+            "lines that cost more than the unavoidable rounding error at this depth and dtype"
+        ),
     )
     not_judged: tuple[str, ...] = ()
 
@@ -115,6 +120,6 @@ class RoundingReport(Record):
             return "\n".join(map(str, self.findings))
         relative = self.gradient_error / self.gradient_norm if self.gradient_norm else 0.0
         return (
-            f"no line costs more than rounding to {self.precision} must: error of the gradients "
+            f"no line costs more than the unavoidable rounding error in {self.precision}: gradient error "
             f"{relative:.2g}, of the loss {self.loss_error:+.2g}"
         )

@@ -22,11 +22,12 @@ class ScriptAnswer(Record):
 
     kind: ClassVar[str] = "script answer"
 
-    script: str = Field(description="the command, without halfguard's part")
+    script: str = Field(description="the command, without the halfguard prefix")
     outcome: Outcome
     code: str = Field(default="", description="of the failure, in the catalogue; empty if none")
     precision: str = Field(
-        default="", description="what it really ran in, such as FP16 autocast; empty if unknown"
+        default="",
+        description="the precision that really ran, such as FP16 autocast; empty if unknown",
     )
     steps: int = Field(default=0, description="optimizer steps that were seen")
     backward: int = Field(default=0, description="backward passes that were seen")
@@ -43,13 +44,13 @@ class ScriptAnswer(Record):
     scale: float = 1.0
     culprit: Culprit | None = None
     cause: str = Field(
-        default="", description="line of the user that it goes back to, if it arose in a library"
+        default="", description="the user's line that led to it, if it arose in a library"
     )
     reason: str = Field(
         default="", description="why the operation has no finite result at its inputs, as a clause"
     )
     exact: str = Field(default="", description="the same operation in FP64 on the same inputs")
-    repeated: str = Field(default="", description="whether the second run was the same")
+    repeated: str = Field(default="", description="whether the second run reproduced the first")
     in_fp32: InFP32 = "unknown"
     trials: tuple[ReplayTrial, ...] = ()
     cure: Cure | None = None
@@ -57,7 +58,7 @@ class ScriptAnswer(Record):
 
     # a run without one
     loss_scale: str = Field(default="", description="what the scaler did")
-    headroom: str = Field(default="", description="how close half tensors came to their limit")
+    headroom: str = Field(default="", description="how close 16-bit tensors came to their limit")
     swallowed: tuple[AuditFinding, ...] = ()
 
     notes: tuple[str, ...] = Field(default=(), description="limits of this answer")

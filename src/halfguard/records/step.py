@@ -33,34 +33,34 @@ class Cause(StrEnum):
     BAD_WEIGHTS = (
         "bad_weights",
         "HG613",
-        "the weights, or other state of the model, were not finite before the step",
-        "Return to a checkpoint from before: no step repairs weights that are NaN or infinite.",
+        "weights or other model state were not finite before the step",
+        "Return to an earlier checkpoint, because later steps cannot repair NaN or Inf weights.",
     )
     FORWARD_OVERFLOW = (
         "forward_overflow",
         "HG601",
         "the loss was not finite before it was scaled",
-        "Find the operation: halfguard replay INCIDENT, or halfguard.find_first_nonfinite.",
+        "To find the operation, use halfguard replay INCIDENT or halfguard.find_first_nonfinite.",
     )
     GRADIENT_OVERFLOW = (
         "gradient_overflow",
         "HG611",
-        "the loss was finite, the gradients were not",
-        "Find the operation: halfguard replay INCIDENT, or halfguard.find_first_nonfinite.",
+        "the loss was finite, but the gradients were not",
+        "To find the operation, use halfguard replay INCIDENT or halfguard.find_first_nonfinite.",
     )
     BAD_BATCH = (
         "bad_batch",
         "HG612",
-        "the batch itself was bad: not finite, empty, every label ignored, or a row fully masked",
-        "Look at these samples in the data; remove or repair them there.",
+        "the batch itself was invalid: NaN or Inf, no samples, only ignored labels, or a fully masked row",
+        "Check these samples in the data, and remove or repair them there.",
     )
     GRADIENT_SPIKE = (
         "gradient_spike",
         "HG614",
         "the gradient norm was above its limit",
         (
-            "Lower the learning rate, warm it up for longer, or raise the limit if these norms are normal "
-            "for the model."
+            "Lower the learning rate, use a longer warmup, or raise the limit if these norms are normal for "
+            "the model."
         ),
     )
     LOSS_SPIKE = (
@@ -68,18 +68,18 @@ class Cause(StrEnum):
         "HG615",
         "the loss was above its limit",
         (
-            "Look at these samples; lower the learning rate, or raise spike.sigma if such losses are normal "
+            "Check these samples, lower the learning rate, or raise spike.sigma if such losses are normal "
             "for the data."
         ),
     )
     DESYNC = (
         "desync",
         "HG616",
-        "ranks that must hold the same bits do not",
+        "the weights of two ranks differ although they must be bit-identical",
         (
             "Return to an earlier checkpoint. If it happened once, on one rank, the memory of that rank may "
-            "be faulty. Otherwise code writes a tensor or draws random numbers on some ranks only: set "
-            "desync.every to 1 to find the step."
+            "be faulty. Otherwise, some code writes a tensor or draws random numbers on only some of the "
+            "ranks. Set desync.every to 1 to find the step."
         ),
     )
 
@@ -127,9 +127,9 @@ class StepRow(Record):
     scale: float
     culprits: tuple[str, ...] = Field(default=(), description="parameters, worst first")
     batches: tuple[str, ...] = Field(default=(), description="descriptions of the batches")
-    ranks: tuple[int, ...] = Field(default=(), description="ranks where it began, if known")
+    ranks: tuple[int, ...] = Field(default=(), description="ranks where the fault began, if known")
     evidence: str = Field(default="", description="what was seen, in one or two sentences")
-    routine: bool = Field(default=False, description="the loss scale found its level")
+    routine: bool = Field(default=False, description="the loss scale was calibrating")
     note: str = ""
 
     @property

@@ -44,7 +44,7 @@ class RunResult(Record):
     seed: int
     metrics: dict[str, float]
     steps: int = Field(ge=0, description="update attempts")
-    skipped: int = Field(default=0, ge=0, description="attempts that changed no weight")
+    skipped: int = Field(default=0, ge=0, description="attempts that changed no weights")
     retried: int = Field(default=0, ge=0, description="applied, after a repetition in FP32")
     curve: Curve = Curve()
     peak_bytes: int | None = Field(default=None, description="largest memory in use, if measured")
@@ -125,13 +125,13 @@ class Comparison(FloatRecordPart):
     baseline_mean: float = NAN
     candidate_mean: float = NAN
     loss: float = Field(default=NAN, description="mean degradation")
-    low: float = Field(default=-float("inf"), description="95% interval of the loss")
+    low: float = Field(default=-float("inf"), description="95% interval of the degradation")
     high: float = float("inf")
     joint_low: float = Field(
         default=-float("inf"), description="interval for all candidates together"
     )
     joint_high: float = float("inf")
-    noise: float = Field(default=NAN, description="standard deviation of the paired losses")
+    noise: float = Field(default=NAN, description="standard deviation of the paired degradations")
     p_pass: float = Field(default=1.0, description="after correction for several candidates")
     p_marginal: float = 1.0
     p_fail: float = 1.0
@@ -194,7 +194,7 @@ class Verdict(Record):
     )
     checklist: tuple[CheckItem, ...] = ()
     way_back: tuple[str, ...] = Field(default=(), description="how to return to FP32")
-    notes: tuple[str, ...] = Field(default=(), description="what else a reader must know")
+    notes: tuple[str, ...] = Field(default=(), description="further notes for the reader")
 
     @property
     def word(self) -> VerdictLabel:

@@ -23,7 +23,7 @@ class WatchedLayer(FloatRecordPart):
     forward: float = Field(default=inf, description="bits until an output overflows")
     backward: float = Field(default=inf, description="the same for gradients, at this loss scale")
     vanishing: float = Field(default=0.0, description="estimated share of gradients that became 0")
-    infinite: int = Field(default=0, description="operations with a result beyond the range")
+    infinite: int = Field(default=0, description="operations whose result overflowed")
 
     @property
     def label(self) -> str:
@@ -35,7 +35,7 @@ class LayerUpdates(FloatRecordPart):
     """The updates of one module's 16-bit weights: the share that rounds to nothing."""
 
     module: str
-    lost: float = Field(description="share of its updates that left the stored weight as it was")
+    lost: float = Field(description="share of updates that left the stored weight unchanged")
     frozen_at: int | None = Field(default=None, description="step at which 90% will be lost")
 
 
@@ -69,7 +69,10 @@ class WatchRow(Record):
     step: int = Field(ge=0)
     scale: float
     layers: tuple[WatchedLayer, ...] = Field(
-        default=(), description="in the order in which they ran; of many, those with least headroom"
+        default=(),
+        description=(
+            "in the order in which they ran; if there are many, those with the least headroom"
+        ),
     )
     updates: tuple[LayerUpdates, ...] = Field(default=(), description="of 16-bit weights")
     forecasts: tuple[OverflowAhead, ...] = ()

@@ -38,14 +38,14 @@ def find_workload(entry: Workload | str | None, incident: Incident) -> Workload:
     cure = "Name the function that describes the job: halfguard replay INCIDENT --entry file.py:function."
     if not recorded:
         raise UsageError(
-            f"{incident.folder} does not say which code it belongs to.",
+            f"{incident.folder} does not name the code that it belongs to.",
             cure=f"{cure} Guard(..., entry=...) records it for next time.",
         )
     if _came_with_it(recorded, incident.folder):
         raise UsageError(
-            f"{incident.folder} names {recorded!r}, a file that came with it; code that comes with an "
-            "incident is not run unless you ask for it.",
-            cure=f"Look at that file first. {cure}",
+            f"{incident.folder} names {recorded!r}, a file that came with it. Code that comes with an "
+            "incident is run only if you name it.",
+            cure=f"Check that file first. {cure}",
         )
     return load(recorded)
 
@@ -62,7 +62,7 @@ def _came_with_it(entry: str, folder: Path) -> bool:
 
 
 _SUSPECTS = (
-    "hardware: a flipped bit in memory or a faulty core; run the same step on that machine a few times",
+    "hardware: a flipped bit in memory or a faulty core (run the same step on that machine several times)",
     "operations that are not deterministic on the device, such as atomic sums",
     "a race between the data loader and the step, or a tensor that was changed in place during the step",
     "state outside the model: hooks, global variables, files, a loss function that keeps its own counters",

@@ -37,7 +37,7 @@ from halfguard.replaying.trials import Trials, has_own_line
 from halfguard.trials.producer import Producer, short_change
 from halfguard.trials.search import IslandSearch
 
-_WHY_BF16 = "BF16 has the range of FP32, but 8 significant bits where FP16 has 11"
+_WHY_BF16 = "BF16 has the range of FP32, but only 8 significant bits instead of FP16's 11"
 _HALVINGS = 24  # range of the search for a lower loss scale
 _CHANGES = 4  # largest number of lines changed together
 _ISLANDS = 8  # as many as the guard makes
@@ -88,7 +88,7 @@ def find_candidates(
     step: ReplayedStep, trials: Trials, culprit: Culprit | None
 ) -> tuple[list[Candidate], BadSamples | None]:
     """Run the trials; return the good candidates, best first, and the samples that cause the fault."""
-    full = _precision(trials, Precision.FP32, "nothing smaller helped")
+    full = _precision(trials, Precision.FP32, "no smaller change fixed the step")
     bf16 = _precision(trials, Precision.BF16_MIXED, _WHY_BF16)
     bad = find_samples(trials)
     is_fine_in_fp32 = any(one.trial.good for one in full)
@@ -134,8 +134,11 @@ def _local(
 def _weights(trials: Trials, culprit: Culprit) -> Candidate:
     return Candidate(
         what="weights",
-        sentence=f"The {culprit.kind} {culprit.name} was not finite before the step began: an earlier step "
-        "caused it. Return to an earlier snapshot. With its non-finite values set to 0 this step is finite.",
+        sentence=(
+            f"The {culprit.kind} {culprit.name} was not finite before the step began, so an earlier step is "
+            "the cause. Return to an earlier snapshot. With its non-finite values set to 0, this step is "
+            "finite."
+        ),
         trial=trials.record_trial(
             f"{culprit.name} with its non-finite values set to 0", Variation(zeroed=(culprit.name,))
         ),
@@ -156,8 +159,10 @@ def _data(
     verb, it = ("causes", "it") if len(bad.samples) == 1 else ("cause", "them")
     yield Candidate(
         what="data",
-        sentence=f"{_describe(bad.samples).capitalize()}{place}{f' ({about})' if about else ''} "
-        f"{verb} the fault; without {it} the step is good. Repair or remove {it} in the data.",
+        sentence=(
+            f"{_describe(bad.samples).capitalize()}{place}{f' ({about})' if about else ''} {verb} the "
+            f"fault. Without {it}, the step is finite. Repair or remove {it} in the data."
+        ),
         trial=bad.without,
         reach=Reach.SOURCE if came_in_bad else Reach.SAMPLES,
     )
@@ -203,8 +208,10 @@ def rewritten(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
     texts = "; ".join(dict.fromkeys(one.composition.text for one in used))
     yield Candidate(
         what="operation",
-        sentence=f"At {shown} write {texts}. It computes the result without intermediate values; no change "
-        "of a single operation brings its gradient back.",
+        sentence=(
+            f"At {shown} write {texts}. This form computes the result without the intermediate values. "
+            "Changing a single operation does not restore the gradient."
+        ),
         trial=trials.judged(
             texts, lambda: Variation(context=CompositionRewrite(places.__contains__))
         ),
@@ -256,9 +263,9 @@ def stable_operations(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
         for (file, line), forms in names.items()
     )
     is_exact = all(stable.exact for forms in used.values() for stable in forms)
-    limit = "" if is_exact else " It limits its result to the range of the dtype."
+    limit = "" if is_exact else " It clamps its result to the range of the dtype."
     if not trial.grad_norm:
-        limit += " All gradients of this step are then 0: finite, but nothing is learned from it."
+        limit += " All gradients of this step are then 0, so nothing is learned from it."
     yield Candidate(
         what="operation",
         sentence=f"Use {shown}.{limit}",
@@ -285,7 +292,7 @@ def _island(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
     trial = trials.judged(
         " and ".join(map(short_change, islands)), lambda: Variation(islands=islands)
     )
-    reason = f"{culprit.op} at {culprit.place} leaves the range of {culprit.dtype or 'half'}"
+    reason = f"{culprit.op} at {culprit.place} overflows {culprit.dtype or 'the 16-bit format'}"
     kept = [island.model_copy(update={"reason": reason}) for island in islands]
     plan = PrecisionPlan(
         precision=trials.step.record.precision,
@@ -331,7 +338,7 @@ def statements(trials: Trials, culprit: Culprit, *, whole_function: bool) -> Ite
     part = "the function around" if whole_function else "the line"
     yield Candidate(
         what="operation",
-        sentence=f"Compute {part} {culprit.place} in float32: cast its half inputs by .float().",
+        sentence=f"Compute {part} {culprit.place} in float32: call .float() on its 16-bit inputs.",
         trial=trials.judged(name, lambda: Variation(context=StatementsInFP32(found))),
         cost=3 if whole_function is is_loss else 4,
         patch=patch,

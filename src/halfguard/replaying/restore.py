@@ -38,7 +38,7 @@ def load_model(workload: Workload, incident: Incident) -> nn.Module:
 def _apply_plan(model: nn.Module, plan: str) -> None:
     try:
         if not _is_small_file(Path(plan)):
-            raise RecordError("there is no such file, or it is far too large")
+            raise RecordError("the file does not exist or is far too large")
         apply_plan(model, plan)
     except HalfguardError as error:
         raise UsageError(
@@ -69,7 +69,7 @@ def _load_weights(model: nn.Module, incident: Incident) -> None:
     except RuntimeError as error:
         revision = incident.record.git.get("revision", "unknown")
         raise UsageError(
-            f"The model of the ENTRY is not the one of the incident: {_shortened(str(error))}",
+            f"The model of the ENTRY does not match the incident: {_shortened(str(error))}",
             cure="Name the function that builds the trained model. The git revision of the run: "
             f"{revision}.",
         ) from error
@@ -86,9 +86,11 @@ def raise_if_private(incident: Incident) -> None:
         raise UsageError(
             f"{incident.folder} was written with privacy: true. It holds no batch, so its step cannot be "
             "repeated.",
-            cure="It still has cause, evidence, loss scale and gradient norms, and dtypes, shapes and "
-            "statistics of the batch. To replay such a step, let it happen with privacy: false, on data that "
-            "may be stored.",
+            cure=(
+                "It still contains the cause, evidence, loss scale and gradient norms, and the dtypes, "
+                "shapes and statistics of the batch. To replay such a step, reproduce it with privacy: "
+                "false, on data that may be stored."
+            ),
         )
 
 
@@ -100,8 +102,10 @@ def load_batches(incident: Incident, device: torch.device) -> tuple[list[Any], l
     if not micro_batches or all(m.batch is None and m.rng is None for m in micro_batches):
         raise UsageError(
             f"{incident.folder} holds no batch, so its step cannot be repeated.",
-            cure="Use guard.step(loss_fn, batch), or pass the batch: guard.backward(loss, "
-            "batch=batch). The incident still has cause, scale and gradient norms.",
+            cure=(
+                "Use guard.step(loss_fn, batch), or pass the batch: guard.backward(loss, batch=batch). The "
+                "incident still contains the cause, scale and gradient norms."
+            ),
         )
 
     def move(tensor: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class Trials:
             message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             return ReplayTrial(name=name, good=False, note=message)
         if result.grad_norm == 0 and not note:
-            note = "all gradients are 0: finite, but nothing is learned"
+            note = "all gradients are 0, so nothing is learned"
         return ReplayTrial(
             name=name,
             good=result.is_good(self.step.limits),

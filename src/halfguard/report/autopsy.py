@@ -18,7 +18,7 @@ from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, T
 
 _ACTIONS = {
     Action.SKIP: "was skipped",
-    Action.RETRY: "had to be repeated in FP32",
+    Action.RETRY: "was repeated in FP32",
     Action.ROLL_BACK: "made the run roll back to a snapshot",
     Action.HALT: "stopped the run",
 }
@@ -42,7 +42,9 @@ def autopsy_page(autopsy: Autopsy) -> Page:
 def _summary(autopsy: Autopsy) -> Iterator[Block]:
     culprit, cure = autopsy.culprit, autopsy.cure
     if autopsy.reproduced == "no":
-        yield Text("In short: the repeated step is good. The incident does not contain the cause.")
+        yield Text(
+            "In short: the repeated step did not fail. The incident does not contain the cause."
+        )
     elif culprit is not None:
         subject = culprit.op if culprit.kind == "op" else culprit.name
         did = (
@@ -50,7 +52,7 @@ def _summary(autopsy: Autopsy) -> Iterator[Block]:
             if culprit.kind == "op"
             else "was NaN or Inf before the step"
         )
-        did = "left the range of half unnoticed" if culprit.swallowed else did
+        did = "overflowed silently" if culprit.swallowed else did
         fixed = f"Fix: {fix_words(cure.trial)}." if cure else "None of the changes tried fixes it."
         yield Text(
             "In short: ", Mono(subject), f" {did}, ", *module_parts(culprit.module), f". {fixed}"
@@ -79,9 +81,9 @@ def _what_happened(autopsy: Autopsy) -> Iterator[Block]:
 def _repeated(autopsy: Autopsy) -> Iterator[Block]:
     yield Heading("Replay")
     result = {
-        "bitwise": "The step broke in the same way: loss and gradient norms are equal bit for bit.",
-        "same fault": "The step broke again. No finite number shows that it is equal bit for bit.",
-        "no": "The step did not break again.",
+        "bitwise": "The step failed in the same way: loss and gradient norms are bit-identical.",
+        "same fault": "The step failed again. No finite value shows whether it is bit-identical.",
+        "no": "The step did not fail again.",
     }
     yield Text(f"Run in {autopsy.how}. {result[autopsy.reproduced]}")
     if autopsy.differences:
@@ -104,7 +106,7 @@ def origin_blocks(culprit: Culprit) -> Iterator[Block]:
         yield Text(Mono(culprit.op), phase, *ran, ", ", *where, ".")
     else:
         kind = {"input": "The input"}.get(culprit.kind, f"The {culprit.kind}")
-        text = f" was not finite when the step began; first used in the {culprit.phase} pass by "
+        text = f" was not finite when the step began. It was first used in the {culprit.phase} pass by "
         yield Text(f"{kind} ", Mono(culprit.name), text, Mono(culprit.op), ", ", *where, ".")
     yield Code(f"{culprit.place}\n    {culprit.code}")
     ranges = [*culprit.inputs, *culprit.outputs]
@@ -132,7 +134,7 @@ def trial_blocks(
 ) -> Iterator[Block]:
     """Yield the table of the changes that were tried."""
     yield Heading("What would have prevented it")
-    yield Text("Each change was applied alone and the step was run again:")
+    yield Text("Each change was applied separately, and the step was run again:")
     meant = any(trial.error_as_meant is not None for trial in trials)
     heads = ["change", "step", "loss", "gradient norm", "error"]
     heads += ["error, meant"] if meant else []
@@ -141,15 +143,15 @@ def trial_blocks(
         [_trial(trial, meant=meant) for trial in trials],
         ["good" if trial.good else "bad" for trial in trials],
     )
-    text = "Error: of all gradients together, relative to FP32 as written"
-    text += "; meant: to float64 of what the code means" if meant else ""
+    text = "Error: the relative error of all gradients together, against FP32 as written"
+    text += "; meant: against a float64 evaluation of the intended formula" if meant else ""
     yield Text(
-        f"{text}. Largest scale: of the loss scales tried, the largest at which the step is finite."
+        f"{text}. Largest scale: the largest of the loss scales tried at which the step is finite."
     )
     if saturation is not None and saturation > SATURATED:
-        text = "The loss saturates in FP32 too: the gradients of FP32 as written are "
+        text = "The loss saturates in FP32 too: the FP32 gradients as written differ by "
         text += f"{saturation:.0%} from those of what is meant, computed in float64. "
-        yield Text(f"{text}So changes are compared with what is meant.")
+        yield Text(f"{text}Therefore changes are compared with the intended formula.")
 
 
 def _samples(autopsy: Autopsy) -> Iterator[Block]:
@@ -180,9 +182,9 @@ def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
         return
     yield Heading("Recommendation")
     if autopsy.cure is None:
-        yield Text("No change that was tried makes this step good.", tone="bad")
+        yield Text("None of the changes tried fixes this step.", tone="bad")
         yield Text(
-            "Change the computation where it began. The ranges above show what does not fit."
+            "Change the computation at its origin. The ranges above show which values overflow."
         )
         return
     yield from cure_blocks(autopsy.cure)
@@ -194,11 +196,11 @@ def cure_blocks(cure: Cure) -> Iterator[Block]:
     yield Text("Tested: ", cure.trial, ".")
     if cure.scale is not None:
         text = f"Start with a loss scale of {cure.scale:g}: "
-        yield Text(text, "the gradients of this step do not fit at the initial one.")
+        yield Text(text, "the gradients of this step overflow at the initial scale.")
     if cure.patch:
         if is_source_patch(cure.patch):
             yield Text(
-                "Save these lines as fix.patch, and apply them: ", Mono("patch -p1 < fix.patch")
+                "Save these lines as fix.patch and apply them: ", Mono("patch -p1 < fix.patch")
             )
         language = "diff" if is_source_patch(cure.patch) else _LANGUAGES.get(cure.what, "yaml")
         yield Code(cure.patch, language)

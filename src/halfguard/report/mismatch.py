@@ -16,7 +16,7 @@ def mismatch_page(report: MismatchReport, name: str = "") -> Page:
     if report.causes:
         title = f"{subject}{', '.join(one.kind for one in report.causes)}"
     else:
-        title = f"{subject}rounding explains the mismatch of rollout and trainer"
+        title = f"{subject}rounding explains the mismatch between rollout and trainer"
     blocks = [*_summary(report), *_parts(report), *_precisions(report), *_lines(report)]
     return Page(title, blocks)
 
@@ -37,9 +37,7 @@ def _parts(report: MismatchReport) -> Iterator[Block]:
     yield Heading("Where it comes from")
     rows = [[name, f"{size:.2g}"] for name, size in report.parts.items()]
     yield Table(("part", "size"), rows)
-    yield Text(
-        "Sizes are roots of mean squares, so that squares add up if the parts are independent."
-    )
+    yield Text("Sizes are root mean squares, so the squares add up if the parts are independent.")
     positions = [
         [f"{one.first} to {one.last}", f"{one.outside:.1%}", f"{one.size:.2g}"]
         for one in report.lengths
@@ -50,15 +48,18 @@ def _parts(report: MismatchReport) -> Iterator[Block]:
 def _precisions(report: MismatchReport) -> Iterator[Block]:
     yield Heading("The same tokens in other precisions")
     yield Text(
-        "Recomputed in half weights, against FP32. The first row is what was recorded; decoded: with a ",
-        "KV cache, against whole sequences in the same precision.",
+        (
+            "Recomputed with 16-bit weights and compared with FP32. The first row is the recorded data; "
+            "decoded: with a "
+        ),
+        "KV cache, compared with whole sequences in the same precision.",
     )
     rows = (report.observed, *report.variants, *report.same_precision)
     yield Table(_HEADS, [_row(one) for one in rows])
     yield Text(
         f"BF16 has {report.bf16_over_fp16:.3g} times the k3 of FP16 on these sequences (95% interval ",
         f"{report.ratio_low:.3g} to {report.ratio_high:.3g}, in pairs). Cheapest precision with at ",
-        f"most 1% of the tokens outside, if both sides have it: {report.recommended}.",
+        f"most 1% of the tokens outside, if both sides use it: {report.recommended}.",
     )
 
 

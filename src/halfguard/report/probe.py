@@ -10,9 +10,9 @@ from halfguard.records.ranges import LayerRange, ProbeReport, module_label
 from halfguard.report.blocks import Block, Heading, Listing, Mono, Page, Table, Text, Tone
 
 _HEADS = (
-    "Headroom in bits: how often the largest magnitude can double before FP16 overflows. Forward: outputs of "
-    "the layer. Backward: gradients. Lost: the share of gradients that become 0 in FP16, at the current and "
-    "at the best loss scale. Loss scales: those that fit the layer."
+    "Headroom in bits: how often the largest magnitude can double before FP16 overflows. Forward: outputs "
+    "of the layer. Backward: gradients. Lost: the share of gradients that become 0 in FP16, at the current "
+    "and the best loss scale. Loss scales: the scales that fit the layer."
 )
 
 

@@ -11,9 +11,10 @@ from halfguard.report.blocks import Block, Heading, Mono, Page, Table, Text
 ROWS = 10
 _BAR = 20  # characters of a bar for all of the error
 _HEADS = (
-    "Each bar is the line's part of the error of the gradients; parts add up to 100%, and one that makes up "
-    "for another is below 0. Backward: how much of it the backward pass makes. Loss: what the line's "
-    "rounding adds to it, and the root of the sum of squares of its single effects, which a sum may hide."
+    "Each bar is the line's share of the gradient error. The shares add up to 100%; a share that "
+    "compensates another is negative. Backward: the share that arises in the backward pass. Loss: the "
+    "effect of the line's rounding on the loss, and the root of the sum of squares of its individual "
+    "effects, which a sum may hide."
 )
 
 
@@ -25,9 +26,9 @@ def rounding_page(report: RoundingReport, name: str = "") -> Page:
 def _title(report: RoundingReport, name: str) -> str:
     subject = f"{name} in {report.precision}" if name else f"This step in {report.precision}"
     if not report.findings:
-        return f"{subject}: no line costs more digits than rounding must"
+        return f"{subject}: no line loses more accuracy than rounding requires"
     first = report.findings[0]
-    return f"{subject}: one line costs {first.share:.0%} of the lost accuracy"
+    return f"{subject}: one line costs {first.share:.0%} of the error"
 
 
 def _summary(report: RoundingReport) -> Iterator[Block]:
@@ -39,9 +40,9 @@ def _summary(report: RoundingReport) -> Iterator[Block]:
         for error in (report.gradient_error, report.gradient_predicted)
     )
     errors = (
-        f"Error of the loss: {report.loss_error:+.3g} of {report.loss:.6g}; {report.loss_predicted:+.3g} "
-        f"predicted. Error of the gradients: {measured:.3g} of their norm; {predicted:.3g} predicted. Both "
-        f"are measured against the same step in float64. Longest way: {report.depth} roundings. Loss scale: "
+        f"Loss error: {report.loss_error:+.3g} of {report.loss:.6g}; {report.loss_predicted:+.3g} "
+        f"predicted. Gradient error: {measured:.3g} of their norm; {predicted:.3g} predicted. Both are "
+        f"measured against the same step in float64. Longest path: {report.depth} roundings. Loss scale: "
         f"{report.scale:g}."
     )
     yield Text(errors)
@@ -53,8 +54,8 @@ def describe(found: LineInFloat) -> str:
     """Return what a line costs, and what FP32 there changes, in words."""
     what = f"module {found.calls_module} in this line" if found.calls_module else "this line"
     whose = "the loss" if found.by == "loss" else "the gradients"
-    text = f"{what} costs {found.share:.0%} of the lost accuracy of {whose}".capitalize()
-    text += f", {found.cost / found.must:.1f} times what rounding must cost; "
+    text = f"{what} costs {found.share:.0%} of the error of {whose}".capitalize()
+    text += f", {found.cost / found.must:.1f} times the unavoidable rounding error; "
     if math.isnan(found.tried):
         return (
             f"{text}without it the step's error falls from {found.before:.2g} to {found.after:.2g}."

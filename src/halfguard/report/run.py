@@ -56,14 +56,14 @@ def curve_blocks(timeline: Timeline, changes: Sequence[Change]) -> Iterator[Bloc
         return
     yield Heading("Over the steps")
     marks = [_mark(row) for row in both_ends(timeline.unusual, _MARKS)]
-    below = " Shapes at the lower edge are unusual steps." if marks else ""
-    below += " Numbered lines are healings." if changes else ""
+    below = " Shapes at the lower edge mark unusual steps." if marks else ""
+    below += " Numbered lines mark changes made by heal." if changes else ""
     for label, columns, meaning, spread in (
         ("loss", loss_columns(parts), _loss_meaning(timeline), "lowest to highest"),
         ("gradient norm", grad_norm_columns(parts), "the middle of each group of healthy steps.",
          "lowest to highest of a group"),
         ("loss scale", loss_scale_columns(parts), "at the end of each group.",
-         "lowest to highest of neighbouring groups"),
+         "lowest to highest of neighboring groups"),
     ):  # fmt: skip
         log = None if label == "loss" else True
         drawing = draw_curves(
@@ -80,10 +80,10 @@ def curve_blocks(timeline: Timeline, changes: Sequence[Change]) -> Iterator[Bloc
 def _loss_meaning(timeline: Timeline) -> str:
     parts = timeline.parts
     if not has_every_loss(parts) and not any(getattr(part, "losses", ()) for part in parts):
-        return "mean and highest of each group of healthy steps; this journal keeps no others."
+        return "mean and highest value of each group of healthy steps; the journal keeps no other values."
     if parts[-1].last_step - parts[0].first_step < EVERY_STEP and has_every_loss(parts):
         return "every step."
-    return "the line is the mean of neighbouring steps, the band reaches from the lowest to the highest."
+    return "the line is the mean of neighboring steps, and the band spans the lowest to the highest value."
 
 
 def _mark(row: StepRow) -> Mark:
@@ -249,7 +249,7 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
         yield Text(f"{len(rows) - len(shown)} more are in steps.jsonl.")
     kept = [name for names in report.incidents.values() for name in names]
     if kept:
-        yield Text("Replay one to find what would have prevented it:")
+        yield Text("Replay an incident to find a fix:")
         command = f"halfguard replay {shlex.quote(f'{report.name}/incidents/{kept[0]}')}"
         if report.info is not None and not report.info.entry:
             command += " --entry FILE.py:FUNCTION"

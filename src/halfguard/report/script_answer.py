@@ -134,7 +134,7 @@ def _fixed(answer: ScriptAnswer) -> str:
 def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
     """Yield the table of trials, without the columns that no trial fills."""
     yield Heading("What would have prevented it")
-    yield Text("Each change was applied alone:")
+    yield Text("Each change was applied separately:")
     columns = {
         "change": [trial.name for trial in trials],
         "step": ["good" if trial.good else "bad" for trial in trials],

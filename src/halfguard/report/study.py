@@ -41,7 +41,9 @@ def cost_section(study: Study, verdict: Verdict) -> Iterator[Block]:
     )
     yield Table(heads, [_stats(stats) for stats in verdict.efforts])
     if study.spec.get("command"):
-        yield Text("Speed is the duration of the baseline's runs divided by the candidate's.")
+        yield Text(
+            "Speed is the duration of the baseline's runs divided by that of the candidate's runs."
+        )
         return
     yield Text(
         "Speed is the baseline's step time divided by the candidate's, measured alternately. The ",
@@ -80,7 +82,7 @@ def training_section(study: Study, verdict: Verdict) -> Iterator[Block]:
     if not any(run.curve.steps for run in study.runs):
         return
     yield Heading("Training")
-    meaning = "the line is the mean over seeds, the band reaches from the lowest to the highest."
+    meaning = "the line is the mean over seeds, and the band spans the lowest to the highest value."
     for field, label, log in (
         ("loss", "training loss", None), ("grad_norm", "gradient norm", True), ("scale", "loss scale", True)
     ):  # fmt: skip
@@ -212,7 +214,9 @@ def _comparison(row: Comparison) -> list[str]:
 def _lost_digits(reports: Mapping[str, RoundingReport]) -> Iterator[Block]:
     """Yield the lines that lose the digits of a candidate that failed."""
     for candidate, report in reports.items():
-        yield Text(Mono(candidate), f": lines that lose digits, in one step in {report.precision}:")
+        yield Text(
+            Mono(candidate), f": lines that lose accuracy in one step in {report.precision}:"
+        )
         for found in report.findings:
             yield Text(Mono(found.place), ": ", Mono(found.code), ". ", describe(found), tone="bad")
         if not report.findings:
@@ -270,10 +274,13 @@ def _way_back(verdict: Verdict) -> Iterator[Block]:
 def _signature(approval: Approval | None, *, signed: bool) -> Iterator[Block]:
     yield Heading("Sign-off")
     if approval is None:
-        yield Text("Not signed. After reading: ", Mono("halfguard validate approve RUN --by NAME"))
+        yield Text(
+            ("Not signed. After reading the report, run: "),
+            Mono("halfguard validate approve RUN --by NAME"),
+        )
         return
     name = f"{approval.word} signed by {approval.by} on {approval.at}, evidence {approval.evidence[:12]}."
     if signed:
         yield Text(name, tone=_tone(approval.word))
     else:
-        yield Text(f"VOID: the study has changed since. {name}", tone="bad")
+        yield Text(f"VOID: the study has changed since then. {name}", tone="bad")

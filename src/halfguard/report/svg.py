@@ -208,8 +208,8 @@ def mark_keys(marks: Sequence[Mark], changes: Sequence[Change]) -> Iterator[Key]
         if kind in found:
             yield Key(shape_at(shape, 10, 0, style), kind)
     for undone, label in (
-        (False, "healed: an island was made"),
-        (True, "an island was taken back"),
+        (False, "an island was added"),
+        (True, "an island was removed"),
     ):
         if any(change.undone is undone for change in changes):
             style = "change undone key" if undone else "change key"

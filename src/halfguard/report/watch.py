@@ -36,7 +36,7 @@ def healing_blocks(timeline: Timeline) -> Iterator[Block]:
     changes = _changes(timeline)
     if changes:
         yield Text(
-            f"The guard changed the precision of the model {times(len(changes))} while it trained."
+            f"The guard changed the precision of the model {times(len(changes))} during training."
         )
         yield _table(changes)
     for row in timeline.healings:

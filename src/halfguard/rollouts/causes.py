@@ -66,7 +66,7 @@ def find_cause(evidence: Evidence) -> Cause | None:
     kind: CauseKind
     dtype = nearest_dtype(before, evidence.sizes)
     if before <= ROUNDING * evidence.sizes[dtype]:
-        kind, text, after = "other dtype", f"it has the rounding of {dtype}", evidence.sizes[dtype]
+        kind, text, after = "other dtype", f"it is rounded like {dtype}", evidence.sizes[dtype]
         return _cause(evidence, kind, text, before, after, rounding)
     trials = [trial for make in _TRIALS for trial in make(evidence)]
     good = [one for one in trials if size(one.apart) <= ROUNDING * one.rounding(evidence.noise)]
@@ -200,9 +200,7 @@ def _pattern(evidence: Evidence) -> tuple[CauseKind, str]:
         early = size(torch.cat([part[: len(part) // 4] for part in parts]))
         late = size(torch.cat([part[-(len(part) // 4) :] for part in parts]))
         if early > _EARLY * late:
-            text = (
-                "it is large after the prompt and fades: the prompt, or its template, was another"
-            )
+            text = "it is large after the prompt and fades, so the prompt or its template was different"
             return "other prompt", text
     text = "weights or code differ; give the previous weights to see whether they are stale"
     return "unknown", text

@@ -264,7 +264,7 @@ class RoundingTape(OperationMode):  # type: ignore[no-untyped-call]
         entry.is_data = entry.is_cast and not deviates
         if not entry.repeats:
             if deviates and not entry.packet.endswith("_like"):
-                self.note("is random or not torch's own, and was not repeated", entry)
+                self.note("is random or not a torch operation and was not repeated", entry)
             return
         if entry.place.phase == "backward" and not any(
             r.tensor.dtype in HALF for r in entry.results

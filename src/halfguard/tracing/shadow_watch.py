@@ -226,7 +226,7 @@ class ShadowWatch(OperationMode):  # type: ignore[no-untyped-call]
         if not tainted and not any(_is_suspect(result, done) for result in done.results):
             return
         if done.packet == "_local_scalar_dense":
-            self._note("the host read a number that is different in FP32", done.place)
+            self._note("the host read a value that differs in FP32", done.place)
         elif not done.call.can_repeat:
             if tainted:
                 self._follow_random(done)
@@ -315,7 +315,7 @@ class ShadowWatch(OperationMode):  # type: ignore[no-untyped-call]
             self.shadows.write(dropped, shadow * factor, changed, self.shadows.sources(source))
             return
         if any(self.shadows.has(one.tensor) for one in done.call.tensors if not one.is_written):
-            reason = f"{done.packet} is random or not torch's own, and was not repeated"
+            reason = f"{done.packet} is random or not a torch operation and was not repeated"
             self._note(reason, done.place)
         for result in done.results:
             self.shadows.drop(result)

@@ -41,9 +41,9 @@ def warn_about_lines(lines: tuple[LineIsland, ...]) -> None:
     """Say that lines stay in half, because only ``guard.step`` runs the loss function that they are in."""
     if lines:
         logger.warning(
-            "The plan also keeps %s in FP32, outside of every module of this model, so %s in half. "
-            "Guard(model, optimizer, {'plan': 'plan.yaml'}).step(loss_fn, batch) runs such lines in FP32; or "
-            "write .float() there, and remove the entry from the plan.",
+            "The plan also keeps %s in FP32, but outside every module of this model, so %s in 16-bit "
+            "precision. Guard(model, optimizer, {'plan': 'plan.yaml'}).step(loss_fn, batch) runs such lines "
+            "in FP32. Alternatively, write .float() there and remove the entry from the plan.",
             _describe_lines(lines),
             "it stays" if len(lines) == 1 else "they stay",
         )

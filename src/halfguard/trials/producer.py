@@ -76,7 +76,7 @@ def describe_change(island: AnyIsland) -> str:
     place = _place_of(island)
     be, run, of_it = ("are", "run", "their") if "*" in place else ("is", "runs", "its")
     if island.kind == "rescaled":
-        return f"{place} {be} rescaled ({of_it} matrix products stay in half)"
+        return f"{place} {be} rescaled ({of_it} matrix products stay in 16-bit precision)"
     return f"{place} {run} in FP32"
 
 

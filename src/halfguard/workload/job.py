@@ -92,7 +92,7 @@ class Workload:
                     return
             if taken == before or (iter(batches) is batches and not callable(self.batches)):
                 raise UsageError(
-                    f"The batches ended after {taken} of {count}, and cannot be started again.",
+                    f"The batches ended after {taken} of {count} and cannot be restarted.",
                     cure="Pass a list, a DataLoader, or a function that returns a new iterator.",
                 )
 
@@ -187,7 +187,7 @@ def _import(entry: str, place: str) -> ModuleType:
 
 def _import_file(entry: str, path: Path) -> ModuleType:
     if not path.is_file():
-        raise UsageError(f"{entry}: there is no file {str(path)!r}.", cure=_ENTRY_FORM)
+        raise UsageError(f"{entry}: the file {str(path)!r} does not exist.", cure=_ENTRY_FORM)
     path = path.resolve()
     name = f"halfguard_entry_{path.stem}_{abs(hash(path)):x}"
     if name in sys.modules:

@@ -95,7 +95,7 @@ def _summed_in_half(x: Tensor) -> Tensor:
 def test_a_softmax_without_its_maximum_is_found() -> None:
     found = rows({"softmax": _without_maximum})
     assert [found[p].error for p in FORMATS] == [math.inf] * 3
-    assert "NaN or infinite" in found["FP16"].detail
+    assert "NaN or Inf" in found["FP16"].detail
 
 
 def test_a_softmax_summed_in_half_is_found() -> None:

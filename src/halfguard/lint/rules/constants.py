@@ -82,7 +82,7 @@ def _match(file: PythonFile, tensor: ast.expr | None, value: ast.expr | None) ->
         kind: FixKind = "safe" if _is_floating(file, tensor) else "unsafe"
         dtype = f"{file.text(tensor)}.dtype"
         fix = file.fix(kind, lambda source: write_limit(source, value, dtype, lowest=number < 0))
-    message = f"{file.text(value)} does not fit into float16, whose largest value is 65504."
+    message = f"{file.text(value)} is outside the float16 range, whose largest value is 65504."
     yield match_at(value, message, fix)
 
 
@@ -119,4 +119,4 @@ def _zero_terms(file: PythonFile, node: ast.AST | None) -> Iterator[Match]:
         return
     for eps, rest in ((total.right, total.left), (total.left, total.right)):
         if underflows_half(file.constant(eps)) and file.is_half(rest):
-            yield match_at(eps, f"{file.text(eps)} is 0 in float16: it has no effect here.")
+            yield match_at(eps, f"{file.text(eps)} is 0 in float16, so it has no effect here.")

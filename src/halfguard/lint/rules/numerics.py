@@ -33,7 +33,7 @@ def check_log_sigmoid(file: PythonFile) -> Iterator[Match]:
         if file.may_be_half(origin) or (file.project.lone and not has_eps):
             inner, sign = ("1 - sigmoid(x)", "-") if complement else ("sigmoid(x)", "")
             message = (
-                f"log({inner}) is -inf where the sigmoid is rounded; logsigmoid({sign}x) is exact."
+                f"log({inner}) is -Inf where the sigmoid rounds to 0; logsigmoid({sign}x) is exact."
             )
             yield match_at(call, message, _stable(file, call, has_eps))
 
@@ -48,7 +48,7 @@ def check_log_softmax(file: PythonFile) -> Iterator[Match]:
         # In float32 a probability underflows only for scores that differ by 103 or more.
         if file.may_be_half(origin) or (file.project.lone and not has_eps):
             message = (
-                "log(softmax(x)) is -inf where a probability underflows; log_softmax(x) is finite."
+                "log(softmax(x)) is -Inf where a probability underflows; log_softmax(x) is finite."
             )
             yield match_at(call, message, _stable(file, call, has_eps))
 
@@ -202,8 +202,8 @@ def check_losses(file: PythonFile) -> Iterator[Match]:
         if output is not None and is_kept and not casts:
             trained.discard(function)
             message = (
-                f"{file.text(output)} and this loss are float16, because autocast is off here; its "
-                "gradient overflows from a scale of 65,536 on."
+                f"{file.text(output)} and this loss are float16 because autocast is disabled here. Its "
+                "gradient overflows at a scale of 65,536."
             )
             yield match_at(call, message)
 
@@ -261,7 +261,7 @@ def check_positions(file: PythonFile) -> Iterator[Match]:
         cast = outer if isinstance(outer, ast.Call) and called_name(outer) in casts else call
         dtype = _dtype(file, cast)
         if dtype and _is_long(file, call, _EXACT[dtype], function.name):
-            message = f"{dtype} has no odd number above {_EXACT[dtype]}: positions collide."
+            message = f"{dtype} cannot represent odd integers above {_EXACT[dtype]}, so positions collide."
             yield match_at(cast, message)
 
 
@@ -306,7 +306,7 @@ _SLOW = 0.99
 )
 def check_averages(file: PythonFile) -> Iterator[Match]:
     """Find moving averages that are float16: ``lerp_``, ``add_``, ``a = decay * a + (1 - decay) * w``."""
-    message = "This average is float16: steps of 1 - decay are rounded away."
+    message = "This average is float16, so steps of 1 - decay are rounded away."
     for call in file.calls("lerp_", "add_"):
         owner = receiver(call)
         weight = number(argument(call, 1, "weight")) if called_name(call) == "lerp_" else None
@@ -358,7 +358,7 @@ def check_penalties(file: PythonFile) -> Iterator[Match]:
         function = file.function_of(call)
         around = file.source.text if function is None else file.text(function)
         if not re.search(r"get_scale|inv_?scale|unscale|\b_scale\b", around, re.I):
-            message = "These gradients are multiplied by the loss scale, and so is a penalty."
+            message = "These gradients are multiplied by the loss scale, and so is the penalty."
             yield match_at(call, message)
 
 

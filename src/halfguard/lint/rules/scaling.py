@@ -90,11 +90,11 @@ def check_unscaling(file: PythonFile) -> Iterator[Match]:
             ]
             if mine and all(_runs_less_often(step, s, unscale) for s in mine):
                 message = (
-                    "unscale_ runs in every micro-batch, but the step does not: it will raise."
+                    "unscale_ runs in every micro-batch, but the step does not, so it will raise."
                 )
                 yield match_at(unscale.node, message)
             elif _is_repeated(file, step, unscale):
-                message = "unscale_ has already run in this step: it will raise."
+                message = "unscale_ has already run in this step, so it will raise."
                 yield match_at(unscale.node, message)
 
 
@@ -272,7 +272,7 @@ def check_no_scaler(file: PythonFile) -> Iterator[Match]:
     scales = _CHANGED_GRADIENTS.search(file.source.text)
     if file.roles.has_scaler or file.roles.uses_scaling_framework or scales:
         return
-    message = "float16 autocast without a loss scale: small gradients become zero."
+    message = "float16 autocast is used without a loss scale, so small gradients become 0."
     regions: dict[Function | None, list[tuple[ast.AST, Autocast]]] = defaultdict(list)
     for node, region in file.autocast.by_node.items():
         if region.is_half and not file.is_inference(region.call):
@@ -370,7 +370,7 @@ def check_fsdp(file: PythonFile) -> Iterator[Match]:
         if not file.is_torch_call(call) or is_off:
             continue
         if not any(exclude_each_other(file, call, other) for other in wrapped):
-            message = "A plain GradScaler sees this rank's shard only: the ranks of FSDP diverge."
+            message = "A plain GradScaler checks only this rank's shard, so the FSDP ranks diverge."
             yield match_at(call, message)
 
 
@@ -410,7 +410,7 @@ def check_zeroing(file: PythonFile) -> Iterator[Match]:
         if _MEASURES.search(getattr(file.function_of(step.loop), "name", "")):
             continue  # nothing that it trains is kept
         if not _is_made_in_loop(file, step) and not (owner and _inherits(file, owner)):
-            message = "These gradients are added to those of all batches before."
+            message = "These gradients are added to those of all earlier batches."
             yield match_at(scaled[0].node, message)
 
 

@@ -117,7 +117,9 @@ def check_updates(file: PythonFile) -> Iterator[Match]:
                 continue
             checks = step.before(update, "scaler_step", "unscale")
             if not checks:
-                yield match_at(call, "update() raises here: neither unscale_ nor step has run.")
+                yield match_at(
+                    call, "update() raises here because neither unscale_ nor step has run."
+                )
             elif all(_is_rarer(check, update) for check in checks):
                 yield match_at(call, "update() raises in a micro-batch without a step: put it under "
                                "the step's condition.")  # fmt: skip

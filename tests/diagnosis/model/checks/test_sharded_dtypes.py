@@ -78,15 +78,15 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
             "policy": MixedPrecisionPolicy(HALF, WIDE),
             "prepare": lambda model: hg.fp32_island(model.norm),
         },
-        "FP32 islands are gathered in half by FSDP2: norm.",
+        "FSDP2 gathers FP32 islands in 16-bit precision: norm.",
     ),
     "flattened island of transformers": (
         {"policy": MixedPrecisionPolicy(HALF, WIDE), "prepare": keep_norm},
-        "FP32 islands are gathered in half by FSDP2: norm.",
+        "FSDP2 gathers FP32 islands in 16-bit precision: norm.",
     ),
     "16-bit reduce": (
         {"policy": MixedPrecisionPolicy(HALF)},
-        "Gradients of ranks and of micro-batches are added in float16: the model itself.",
+        "Gradients of ranks and micro-batches are added in float16: the model itself.",
     ),
     "16-bit accumulation": (
         {"policy": MixedPrecisionPolicy(HALF, WIDE), "prepare": lambda model: model.bfloat16()},
@@ -102,11 +102,11 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another dtype in the rollout copy": (
         {"policy": MixedPrecisionPolicy(HALF, WIDE), "rollout": Net().bfloat16()},
-        "The copy that generates is bfloat16, and the model that trains computes in float16.",
+        "The rollout copy is bfloat16, but the trained model computes in float16.",
     ),
     "another dtype in vLLM": (
         {"policy": MixedPrecisionPolicy(HALF, WIDE), "rollout": engine(torch.bfloat16)},
-        "The copy that generates is bfloat16, and the model that trains computes in float16.",
+        "The rollout copy is bfloat16, but the trained model computes in float16.",
     ),
 }
 HEALTHY: list[dict[str, Any]] = [

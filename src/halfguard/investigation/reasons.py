@@ -175,7 +175,7 @@ def _infinities(bad: BadCall) -> Iterator[Reason]:
         return
     product = bad.call.func.overloadpacket.__name__.startswith("mul")
     text = "0 is multiplied by Inf" if product else "Inf is subtracted from Inf"
-    yield Reason(text=f"{text}(from a mask, for example), which gives NaN")
+    yield Reason(text=f"{text} (from a mask, for example), which gives NaN")
 
 
 def _labels(_bad: BadCall) -> Iterator[Reason]:

@@ -102,5 +102,5 @@ def test_moments_that_are_zero_in_half_are_told_when_they_are_loaded(
     state = copy.deepcopy(optimizer.state_dict())
     for name in ("exp_avg", "exp_avg_sq"):
         state["state"][0][name] = state["state"][0][name].to(dtype)
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(state_dict=state)
     assert bool(sentences(detector)) is (dtype == torch.float16)

@@ -12,7 +12,7 @@ A listener is any object; each of its methods ``on_EVENT`` is called when that h
 | ``unscaling``, ``scaler_stepped``, ``scaler_done`` | scaler and optimizer; done: it did not raise |
 | ``scaler_failed`` | optimizer and error |
 | ``clipping``, ``clipped`` | parameters, before; norm and limit |
-| ``scheduled``, ``zeroed`` | a schedule; an optimizer, None for a model |
+| ``scheduled``, ``zeroed`` | a schedule; an optimizer or a model |
 | ``optimizer_made``, ``module_made``, ``copied`` | the object |
 | ``casting``, ``cast`` | a module, before; a module, and its parameters that became half |
 | ``autocast_made``, ``autocast_entered`` | region and requested device; a region, before |
@@ -59,6 +59,16 @@ _LOOKS = ("item", "__float__", "isnan", "isfinite", "isinf")
 _WORKER_OPTIONS = (
     *("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context"),
     *("worker_init_fn", "timeout"),
+)
+# Functions whose calls are published as they are: the event, and how many arguments it has.
+_TOLD: tuple[tuple[Any, str, str, int], ...] = (
+    (LRScheduler, "step", "scheduled", 1),
+    (torch, "clear_autocast_cache", "casts_forgotten", 0),
+    (torch.multiprocessing, "spawn", "spawned", 0),
+    (torch.optim.Optimizer, "load_state_dict", "loading_state", 2),
+    (torch.optim.Optimizer, "state_dict", "state_taken", 0),
+    (torch.optim.Optimizer, "zero_grad", "zeroed", 1),
+    (nn.Module, "zero_grad", "zeroed", 1),
 )
 _isfinite = torch.isfinite  # before it is replaced
 
@@ -153,16 +163,15 @@ class HookBus:
         self._watch_modules()
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._replace(torch.nn.utils, name, self._clip)
-        self._watch(
-            LRScheduler, "step", before=lambda one, *_, **__: self.publish("scheduled", one)
-        )
         self._replace(torch.autocast, "__init__", self._autocast)
         self._watch(torch.autocast, "__enter__", before=self._enter_region)
-        self._watch(
-            torch, "clear_autocast_cache", after=lambda *_, **__: self.publish("casts_forgotten")
-        )
         self._watch(torch, "save", before=self._saves)
-        self._watch(torch.multiprocessing, "spawn", before=lambda *_, **__: self.publish("spawned"))
+        for owner, name, event, count in _TOLD:
+            self._watch(owner, name, before=partial(self._tell, event, count))
+
+    def _tell(self, event: str, count: int, *args: Any, **kwargs: Any) -> None:
+        """Publish a call with its first arguments."""
+        self.publish(event, *(*args, *kwargs.values())[:count])
 
     def remove(self) -> None:
         """Take the sensors away."""
@@ -301,25 +310,10 @@ class HookBus:
                 self._skipped = None
 
         self._watch(torch.optim.Optimizer, "__init__", after=made)
-        self._watch(
-            torch.optim.Optimizer,
-            "load_state_dict",
-            before=lambda *given, **_: self.publish("loading_state", *given[:2]),
-        )
-        self._watch(
-            torch.optim.Optimizer, "state_dict", before=lambda *_, **__: self.publish("state_taken")
-        )
         self._hooks += [
             register_optimizer_step_pre_hook(stepping),
             register_optimizer_step_post_hook(stepped),
         ]
-        for owner in (torch.optim.Optimizer, nn.Module):
-            of = (lambda one: one) if owner is torch.optim.Optimizer else (lambda _: None)
-            self._watch(
-                owner,
-                "zero_grad",
-                before=lambda one, *_, of=of, **__: self.publish("zeroed", of(one)),
-            )
 
     def _watch_scalers(self) -> None:
         kind: Any = torch.amp.GradScaler

@@ -352,7 +352,7 @@ class WrongGradients(Detector):
     def on_zeroed(self, zeroed: Any) -> None:
         """Forget the gradients of an optimizer; of all, if a model is zeroed."""
         for optimizer, followed in self._followed.items():
-            if zeroed is None or optimizer is zeroed:
+            if optimizer is zeroed or not isinstance(zeroed, torch.optim.Optimizer):
                 followed.forget()
 
     def _marked(self, call: BackwardCall) -> Iterator[tuple[Any, _Followed, Any]]:

@@ -157,3 +157,11 @@ def test_an_audit_that_fails_is_no_proof(audit: PassResult, error: str) -> None:
 
 def test_an_audit_that_is_interrupted_ends_the_search() -> None:
     assert with_audit(GOOD, PassResult(ended="interrupted"), 7).ended == "interrupted"
+
+
+def test_a_machine_that_does_other_things_too_does_not_make_a_script_long() -> None:
+    waits = FIRST.model_copy(update={"seconds": 90.0, "busy": 20.0})
+    assert is_worth_it(waits, EVENT)
+    assert not is_worth_it(waits.model_copy(update={"busy": 80.0}), EVENT)
+    assert not is_worth_it(waits.model_copy(update={"seconds": 200.0}), EVENT)  # it sleeps
+    assert not is_worth_it(FIRST.model_copy(update={"seconds": 61.0}), EVENT)

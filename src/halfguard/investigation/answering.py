@@ -239,7 +239,7 @@ def _audit_notes(first: PassResult, inspected: PassResult | None) -> Iterator[st
             f"The audit of a few steps failed ({error[:_LONGEST]}), so swallowed overflows, lost "
             "updates and vanishing gradients may have been missed."
         )
-    if first.seconds > SOON_SECONDS:
+    if first.effort > SOON_SECONDS:
         yield (
             f"The script ran for {first.seconds:.0f} s. halfguard compares it with FP32 only if "
             f"it ends within {SOON_SECONDS:.0f} s."
@@ -295,7 +295,7 @@ def _notes(first: PassResult, shared: tuple[str, ...]) -> tuple[str, ...]:
         f"{path} is too large to copy, so changes that the runs made there remain."
         for path in shared
     ]
-    if first.seconds > SOON_SECONDS and (first.event is not None or first.misuse):
+    if first.effort > SOON_SECONDS and (first.event is not None or first.misuse):
         notes.append(
             f"The script ran for {first.seconds:.0f} s. Patches are tested and offered only for "
             f"scripts that fail or end within {SOON_SECONDS:.0f} s. Shorten the run, or try "

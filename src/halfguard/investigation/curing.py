@@ -127,7 +127,7 @@ class Proven:
 
 def is_worth_it(first: PassResult, event: Event) -> bool:
     """Return whether the script fails soon enough to run it again."""
-    return first.seconds <= SOON_SECONDS and event.step < SOON_STEPS
+    return first.effort <= SOON_SECONDS and event.step < SOON_STEPS
 
 
 def prove(cures: Sequence[Cure], run: RunPatched, judge: Judge) -> Proven:
@@ -275,7 +275,7 @@ def cure_good_run(
     found = () if inspected is None else inspected.misuse
     seen = tuple(one for one in found if (one.kind, one.place) not in told)
     ended = first.ended in ("finished", "exited", "steps")
-    if first.error or not ended or not _can_patch(one) or first.seconds > SOON_SECONDS:
+    if first.error or not ended or not _can_patch(one) or first.effort > SOON_SECONDS:
         known = (*first.misuse, *seen)
         return tuple(misused for misused in known if not misused.unsure), Proven()
     if not first.misuse and not seen:

@@ -48,8 +48,8 @@ _SECONDS = 120.0  # of the inspected part of a run
 def choose_passes(first: PassResult) -> tuple[int, ...]:
     """Return the backward passes to look at, of those that a run has in two minutes."""
     count = first.backward
-    if first.seconds > _SECONDS:
-        count = max(1, int(count * _SECONDS / first.seconds))
+    if first.effort > _SECONDS:
+        count = max(1, int(count * _SECONDS / first.effort))
     spread = (0, 1, count // 4, count // 2, 3 * count // 4, count - 2, count - 1)
     return tuple(sorted({one for one in spread if 0 <= one < count}))
 
@@ -134,7 +134,7 @@ class Inspecting:
             self._increments,
         )
         self._swallowed: list[Misused] = []
-        self._until = time.monotonic() + 2 * _SECONDS
+        self._until = time.process_time() + 2 * _SECONDS
         self._handle: Any = register_module_forward_pre_hook(self._first_call)
         self._stepping: set[Place | None] = set()  # lines that step an optimizer
         bus.listen(*self._detectors, self)
@@ -206,7 +206,7 @@ class Inspecting:
             self._digits.look_for()
         elif (
             self._bus.backward > max(self._plan.inspect, default=0)
-            or time.monotonic() > self._until
+            or time.process_time() > self._until
         ):
             self.on_finished("", "steps")
 

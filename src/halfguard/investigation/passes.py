@@ -258,6 +258,7 @@ class PassResult(FloatRecordPart):
     backward: int = 0
     steps: int = 0
     seconds: float = 0.0
+    busy: float = math.inf  # seconds of processors; infinite if they were not measured
     loss: float = math.nan
     scaler: ScalerFacts = ScalerFacts()
     misuse: tuple[Misused, ...] = ()
@@ -285,6 +286,11 @@ class PassResult(FloatRecordPart):
     headroom: Headroom | None = None
     swallowed: tuple[AuditFinding, ...] = ()
     inspected: int = 0
+
+    @property
+    def effort(self) -> float:
+        """Seconds without those in which the process waited for others: a third of the time at least."""
+        return min(self.seconds, max(self.busy, self.seconds / 3))
 
 
 def write_losses(path: str, losses: list[float]) -> None:

@@ -112,7 +112,7 @@ class Sensing:
         self._stepped: torch.optim.Optimizer | None = None  # the last one
         self._never_good: set[int] | None = None  # storages of parameters that were bad at first
         self._scales = ScalerFacts()
-        self._started = time.monotonic()
+        self._started, self._busy = time.monotonic(), time.process_time()
         self._progress = ProgressFile(plan.answer)
         self._detectors = [make(bus) for make in DETECTORS]
         self._made = MadePlaces(plan)
@@ -255,6 +255,7 @@ class Sensing:
             backward=self._bus.backward,
             steps=self._bus.steps,
             seconds=time.monotonic() - self._started,
+            busy=time.process_time() - self._busy,
             loss=self._losses[-1] if self._losses else math.nan,
             scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
             workers=self._bus.workers,

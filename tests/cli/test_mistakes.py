@@ -51,7 +51,10 @@ MISTAKES: list[tuple[str, ...]] = [
         (f"{command} {JOBS}:stretch", "with one argument, the seed")
         for command in ("probe", "plan")
     ),
-    *((f"{command} {JOBS}:t5 --precision half", "'half' is not") for command in ("probe", "plan")),
+    *(
+        (f"{command} {JOBS}:t5 --precision half", "'half' is unknown")
+        for command in ("probe", "plan")
+    ),
     (f"probe {JOBS}:t5 --html no/such/file", "the folder of no/such/file does not exist"),
     (f"plan {JOBS}:t5 --output no/such/file", "the folder of no/such/file does not exist"),
     (f"plan {JOBS}:rms_norm --for jax", "known: transformers"),

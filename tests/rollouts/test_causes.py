@@ -38,7 +38,7 @@ def test_a_declared_temperature_is_no_cause_and_another_one_is_found() -> None:
     assert kinds(mismatch(model, rows, temperature=0.8, lines=False)) == []
     (cause,) = mismatch(model, rows, lines=False).causes
     assert (cause.kind, cause.side) == ("temperature", "rollout")
-    assert "at temperature 0.8 and not 1" in cause.sentence or "0.80" in cause.sentence
+    assert "at temperature 0.8 instead of 1" in cause.sentence or "0.80" in cause.sentence
     assert cause.after <= 2 * cause.rounding
 
 

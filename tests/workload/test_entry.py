@@ -105,7 +105,7 @@ def test_a_workload_made_by_hand_is_copied(file: Path) -> None:
         ("{file}:", "is not an ENTRY"),
         ("{file}:a b", "is not an ENTRY"),
         ("nowhere/job.py:build", "the file 'nowhere/job.py' does not exist"),
-        ("no.such.module:build", "there is no module 'no.such.module'"),
+        ("no.such.module:build", "the module 'no.such.module' does not exist"),
         ("{file}:biuld", "there is no function 'biuld'.*\nDid you mean: build"),
         ("{file}:NUMBER", "NUMBER is a int, not a function"),
         ("{file}:wrong", "returned a int, not a Workload"),

@@ -71,7 +71,7 @@ class Ranks:
         while not all(self._file(what, rank).exists() for rank in range(self.size)):
             if time.monotonic() > until:
                 raise UsageError(
-                    f"Rank {self.rank} waited {_WAIT:g} s for the other ranks, in vain.",
+                    f"Rank {self.rank} waited {_WAIT:g} s for the other ranks, which did not respond.",
                     cure="Check the output of the other ranks.",
                 )
             time.sleep(_POLL)

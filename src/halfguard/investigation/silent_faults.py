@@ -74,9 +74,9 @@ class DividedTwice(Detector):
             # Each step has as many micro-batches as the loss is divided by.
             if count >= OFTEN and count > self.bus.backward / 2 and round(count / steps) == by:
                 text = (
-                    f"The loss is divided by {by:g} twice, and {by:g} micro-batches make a step: gradients "
-                    f"are {by:g} times too small. Accelerate and other frameworks divide the loss that they "
-                    f"are given: pass it undivided at {describe_place(place)}."
+                    f"The loss is divided by {by:g} twice, although a step has {by:g} micro-batches, so "
+                    f"gradients are {by:g} times too small. Accelerate and other frameworks divide the loss "
+                    f"themselves, so pass it undivided at {describe_place(place)}."
                 )
                 yield Misused(kind="divided twice", code=self.code, sentence=text, place=place)
                 return

@@ -213,7 +213,7 @@ def of_gains(gains: dict[str, float]) -> Iterator[Finding]:
             f"{name} is badly scaled: it multiplies its input by about {gain:.3g}.",
             "Each such layer costs bits of headroom."
             if gain > MAX_GAIN
-            else "Signals that pass through it vanish, and so do its gradients.",
+            else "Values that pass through it vanish, and so do its gradients.",
             "Initialize it with torch.nn.init.xavier_uniform_ or kaiming_uniform_.",
         )
 

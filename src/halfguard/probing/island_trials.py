@@ -130,7 +130,7 @@ class IslandTrials:
         difference = sum(abs(a - b) for a, b in zip(run.losses, reference, strict=True))
         share = difference / max(sum(map(abs, reference)), 1e-12)
         if not share <= self.tolerance:
-            return f"the loss differs from FP32's by {share:.1%} on average"
+            return f"the loss differs from the FP32 loss by {share:.1%} on average"
         return ""
 
 

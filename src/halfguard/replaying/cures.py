@@ -362,8 +362,10 @@ def _scale(trials: Trials) -> Iterator[Candidate]:
     scale = own / 2.0**lowest
     yield Candidate(
         what="scale",
-        sentence=f"The gradients fit at a loss scale of {scale:g}, not at {own:g}: allow the scale to "
-        "decrease to that value.",
+        sentence=(
+            f"The gradients overflow at a loss scale of {own:g}, but not at {scale:g}. Allow the scale to "
+            "decrease to that value."
+        ),
         trial=trials.judged(at(lowest), Variation),
         cost=7,
         patch=f"scale:\n  floor: {scale!r}\n  init: {scale!r}",

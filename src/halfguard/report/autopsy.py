@@ -150,7 +150,7 @@ def trial_blocks(
     )
     if saturation is not None and saturation > SATURATED:
         text = "The loss saturates in FP32 too: the FP32 gradients as written differ by "
-        text += f"{saturation:.0%} from those of what is meant, computed in float64. "
+        text += f"{saturation:.0%} from those of the intended formula in float64. "
         yield Text(f"{text}Therefore changes are compared with the intended formula.")
 
 

@@ -106,7 +106,7 @@ def _sampling(evidence: Evidence) -> Iterator[Trial]:
     for step in (0.005, 0.0005):
         near = [best * (1 + step * k) for k in range(-6, 7)]
         best = min(near, key=lambda one: size(apart(one)))
-    text = f"they were computed at temperature {best:.3g} and not {declared:.3g}"
+    text = f"they were computed at temperature {best:.3g} instead of {declared:.3g}"
     yield Trial("temperature", text, apart(best), chosen)
     own = logprobs(logits, ids, declared)
     probs, order = (logits / declared).softmax(-1).sort(-1, descending=True)

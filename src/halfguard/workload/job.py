@@ -180,7 +180,7 @@ def _import(entry: str, place: str) -> ModuleType:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        raise UsageError(f"{entry}: there is no module {place!r} to import.", cure=_ENTRY_FORM)
+        raise UsageError(f"{entry}: the module {place!r} does not exist.", cure=_ENTRY_FORM)
     with _user_errors(f"Importing {place} raised"):
         return importlib.import_module(place)
 

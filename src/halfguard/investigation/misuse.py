@@ -283,29 +283,25 @@ def _raw_step(one: Misused, first: PassResult) -> Iterator[str]:
         yield steps.step_by_scaler(one.place, first.made.scaling)
 
 
-_PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterator[str]]] = {
-    "clipped": lambda one, _: iter((scaling.unscale_before_clipping(one.place),)),
+_PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterable[str]]] = {
+    "clipped": lambda one, _: [scaling.unscale_before_clipping(one.place)],
     "schedule": _schedule,
-    "not scaled": lambda one, _: iter((scaling.scale_loss(one.place, scaler_at(one.by)),)),
-    "other scaler": lambda one, _: iter(
-        (scaling.scale_loss(one.place, scaler_at(one.by), instead=True),)
-    ),
-    "new scaler": lambda one, _: iter((steps.scaler_once(one.place),)),
+    "not scaled": lambda one, _: [scaling.scale_loss(one.place, scaler_at(one.by))],
+    "other scaler": lambda one, _: [scaling.scale_loss(one.place, scaler_at(one.by), instead=True)],
+    "new scaler": lambda one, _: [steps.scaler_once(one.place)],
     "raw step": _raw_step,
     "second step": _raw_step,
-    "penalty": lambda one, _: iter((scaling.unscale_penalty(one.place),)),
-    "scaler off": lambda one, first: iter(
-        (settings.scaler_device(one.place, first.made.autocast_device),)
-    ),
-    "not zeroed": lambda one, _: iter((steps.zero_gradients(one.by),)),
-    "stale casts": lambda one, _: iter(
-        (settings.autocast_region(one.place, "cache_enabled", "False"),)
-    ),
-    "divided twice": lambda one, _: iter((scaling.undivided_loss(one.place),)),
+    "penalty": lambda one, _: [scaling.unscale_penalty(one.place)],
+    "scaler off": lambda one, first: [
+        settings.scaler_device(one.place, first.made.autocast_device)
+    ],
+    "not zeroed": lambda one, _: [steps.zero_gradients(one.by)],
+    "stale casts": lambda one, _: [settings.autocast_region(one.place, "cache_enabled", "False")],
+    "divided twice": lambda one, _: [scaling.undivided_loss(one.place)],
     "no scaler": _add_scaler,
     "lost updates": _fp32_weights,
     "bad buffer": _fp32_weights,
-    "lost increments": lambda _, first: iter((casts.leave_out_cast(first.made.half_module),)),
-    "lost digits": lambda one, _: iter((casts.leave_out_cast(one.place),)),
-    "rounded integers": lambda one, _: iter((casts.float_positions(one.place),)),
+    "lost increments": lambda _, first: [casts.leave_out_cast(first.made.half_module)],
+    "lost digits": lambda one, _: [casts.leave_out_cast(one.place)],
+    "rounded integers": lambda one, _: [casts.float_positions(one.place)],
 }

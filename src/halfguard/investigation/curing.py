@@ -28,7 +28,7 @@ from halfguard.investigation.passes import (
     TrialResult,
 )
 from halfguard.investigation.script_passes import Investigation, Patched
-from halfguard.investigation.trying import CALIBRATED, run_trials
+from halfguard.investigation.trying import CALIBRATED, relative_error, run_trials
 from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
 from halfguard.records.script_answer import InFP32
 from halfguard.repairs.applying import fits
@@ -200,6 +200,7 @@ def best_tried(cures: Sequence[Cure]) -> Cure | None:
 _AUDIT_SECONDS = 250.0  # an audit ends by itself a little before
 _FEWEST_STEPS = 3  # which an audit needs to tell anything
 _KEPT = 0.8  # of the norm of the gradients in FP32
+_NOISY = 0.5  # relative error of gradients
 _IN_FP32: tuple[TrialKind, ...] = ("statement", "slice", "function")
 
 
@@ -343,17 +344,24 @@ def _lost_gradients(one: Investigation, first: PassResult, misused: Misused) -> 
     is_off = any(known.kind == "scaler off" for known in first.misuse)  # which tells the same
     if is_off or not first.made.autocast_device:
         return
-    found = one.run(
-        "judge", "trying FP32", event=Event(kind="loss", how="", step=0, backward=misused.backward)
-    )
+    event = Event(kind="loss", how="", step=0, backward=misused.backward)
+    found = one.run("judge", "trying FP32", event=event)
     if not found.trials or found.differs_at is not None or not found.trials[0].gradients:
         return
     norms = _norms(Path(found.trials[0].gradients), misused.sizes)
     pairs = [(half, full) for half, full in zip(misused.norms, norms, strict=False) if full > 0]
     lost = [full for half, full in pairs if half < _KEPT * full]
-    if len(lost) > len(pairs) / 2:
+    if len(lost) > len(pairs) / 2 or _is_noise(one, event, found.trials[0].gradients):
         exponent = min(24, max(4, round(-math.log2(max(norms))) + 3))
         yield misused.model_copy(update={"scale": 2.0**exponent})
+
+
+def _is_noise(one: Investigation, event: Event, full: str) -> bool:
+    """Return whether gradients that kept their norm are still mostly rounding errors."""
+    same = TrialPlan(name="unchanged", kind="unchanged")
+    found = one.run("judge", "running the step again", event=event, change=same)
+    kept = found.trials[0].gradients if found.trials and found.differs_at is None else ""
+    return (relative_error(kept, full) or 0.0) > _NOISY
 
 
 def _norms(file: Path, sizes: tuple[int, ...]) -> list[float]:

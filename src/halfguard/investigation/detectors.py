@@ -419,7 +419,7 @@ class SmallGradients(Detector):
     """A backward pass without a scaler, whose gradients are too small for half."""
 
     code = "HG207"
-    _FEW_BITS = 2.0**-19  # gradients below have at most 5 significant bits in float16
+    _FEW_BITS = 2.0**-17  # gradients below have at most 7 significant bits in float16
 
     def __init__(self, bus: HookBus) -> None:
         super().__init__(bus)

@@ -143,12 +143,12 @@ def _judged(tried: TrialResult, full: TrialResult) -> TrialResult:
     """Note how far the gradients are from those of FP32."""
     if not tried.trial.good:
         return tried
-    error = _relative_error(tried.gradients, full.gradients)
+    error = relative_error(tried.gradients, full.gradients)
     trial = tried.trial.model_copy(update={"error_as_written": error})
     return tried.model_copy(update={"trial": trial})
 
 
-def _relative_error(one: str, other: str) -> float | None:
+def relative_error(one: str, other: str) -> float | None:
     """Return the relative error of all gradients together, as a norm."""
     if not one or not other:
         return None

@@ -129,9 +129,6 @@ MISSED = {
         "def loss(x):\n    p = x.sigmoid()\n    return -torch.log(1 - p).mean()\n", "HG104"),
     "softmax, then log": (
         "def loss(x, y):\n    p = F.softmax(x, 1)\n    return -(y * torch.log(p)).sum()\n", "HG105"),
-    "square as a product": (
-        ("class Norm(nn.Module):\n    def forward(self, x):\n"
-         "        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)\n"), "HG108"),
     "a loss as an attribute": (
         ("class T:\n    def __init__(self):\n        self.criterion = nn.BCELoss()\n"
          "    def step(self, x, y):\n        with torch.autocast('cuda'):\n"

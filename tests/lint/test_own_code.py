@@ -22,10 +22,7 @@ SHOWN = {
     ("examples/studies/recommender.py", "HG104"),
     ("docs/reference/ops.md", "HG104"),
     ("docs/reference/ops.md", "HG119"),
-    ("docs/explanation/finite-but-wrong.md", "HG108"),
-    *(("docs/explanation/myths.md", f"HG{n}") for n in (104, 308, 401)),
-    ("docs/how-to/choose-islands.md", "HG108"),
-    ("docs/how-to/watch-a-run.md", "HG108"),
+    *(("docs/explanation/myths.md", f"HG{n}") for n in (104, 401)),
     ("docs/how-to/doctor.md", "HG309"),
     ("docs/how-to/fp16-weights.md", "HG309"),
 }

@@ -107,10 +107,10 @@ class PythonFile(SyntaxTree):
     def precision(self, node: ast.AST) -> Precision:
         return self._precisions.read(node)
 
-    def is_half(self, node: ast.AST, *, trained: bool = True) -> bool:
-        """Return whether a value is shown to be float16; ``trained``: where gradients are computed."""
+    def is_half(self, node: ast.AST) -> bool:
+        """Return whether a value is shown to be float16, where gradients are computed."""
         is_half = self.precision(node) is Precision.HALF and not is_for_full_precision(self, node)
-        return is_half and not (trained and self.is_inference(node))
+        return is_half and not self.is_inference(node)
 
     def may_be_half(self, node: ast.AST) -> bool:
         """Return whether a value is float16, or may be, in a file of which nothing else is known."""

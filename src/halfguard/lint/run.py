@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,11 +50,8 @@ class Linter:
 
     def check_file(self, path: Path) -> FileResult:
         """Check one file, and fix it in memory."""
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return FileResult(str(path), [])
-        return self.check_bytes(data, str(path))
+        data = _content(path)
+        return self.check_bytes(data, str(path)) if data is not None else FileResult(str(path), [])
 
     def check_bytes(self, data: bytes, path: str) -> FileResult:
         """Check a file that is already in memory."""
@@ -69,26 +65,34 @@ class Linter:
 def _contents(files: Iterable[Path]) -> Iterator[tuple[Path, bytes]]:
     """Yield the files that can be read, with their bytes."""
     for file in files:
-        with contextlib.suppress(OSError):
-            yield file, file.read_bytes()
+        if (data := _content(file)) is not None:
+            yield file, data
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
 
 
 def run_files(
     linter: Linter, paths: list[Path], advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[FileResult]:
     """Yield the result of every file, in order; call ``advance`` after each."""
-    seen: dict[Hashable, str] = {}
+    seen: dict[Hashable, Path] = {}
     for path in paths:
         result = linter.check_file(path)
-        yield replace(result, diagnostics=[d for d in result.diagnostics if _is_new(d, seen)])
+        if result.diagnostics:
+            is_copy = seen.setdefault(hash(_content(path)), path) != path
+            new = [d for d in result.diagnostics if not is_copy and _is_new(d, seen)]
+            result = replace(result, diagnostics=new)
+        yield result
         advance(1)
 
 
-def _is_new(found: Diagnostic, seen: dict[Hashable, str]) -> bool:
-    """Return whether no copy of this file was reported before, and no variant of it in its folder."""
+def _is_new(found: Diagnostic, seen: dict[Hashable, Path]) -> bool:
+    """Return whether no variant of this script, in its folder, was reported by the same line."""
     path = Path(found.path)
-    keys: list[Hashable] = [(found.code, path.name, found.span, found.snippet)]
-    if found.code == _ONCE:
-        keys.append((found.code, path.parent, found.snippet.strip()))
-    firsts = [seen.setdefault(key, found.path) for key in keys]
-    return not found.snippet or all(first == found.path for first in firsts)
+    key = (path.parent, found.snippet.strip())
+    return found.code != _ONCE or seen.setdefault(key, path) == path

@@ -24,7 +24,7 @@ from halfguard.lint.syntax_tree import Function, SyntaxTree, parameter_names
 
 EventKind = Literal[
     "backward", "scaled_backward", "framework_backward", "unscale", "clip", "gradient_norm", "scaler_step",
-    "scaler_update", "optimizer_step", "scheduler_step", "zero_grad", "continue", "return", "break",
+    "scaler_update", "optimizer_step", "continue", "return", "break",
 ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ class Event:
 
     kind: EventKind
     node: ast.Call | ast.stmt
-    owner: str  # name of the scaler, or of the optimizer or scheduler that is stepped directly
+    owner: str  # name of the scaler, or of the optimizer that is stepped directly
     optimizer: str  # name of the optimizer that is passed to ``unscale_`` or ``scaler.step``
     conditions: tuple[Condition, ...]
     loops: tuple[ast.stmt, ...]
@@ -62,7 +62,7 @@ class Context:
 
 
 _CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_"}
-_STEP_METHODS = {"backward", "step", "update", "unscale_", "zero_grad", *_CLIPS}
+_STEP_METHODS = {"backward", "step", "update", "unscale_", *_CLIPS}
 _NORM = re.compile(
     r"^(get|compute|calc(ulate)?|total|log)?_?(total_|global_)?grad(ient)?_?norm$|^get_total_norm$"
 )
@@ -224,11 +224,7 @@ class EventReader:
                 "step": "scaler_step", "update": "scaler_update", "unscale_": "unscale",
             }  # fmt: skip
             return kinds.get(name)
-        if name == "step" and roles.is_scheduler(owner):
-            return "scheduler_step"
-        if name in {"step", "zero_grad"} and roles.is_optimizer(owner):
-            return "optimizer_step" if name == "step" else "zero_grad"
-        return None
+        return "optimizer_step" if name == "step" and roles.is_optimizer(owner) else None
 
     def _never_clips(self, call: ast.Call) -> bool:
         """Return whether ``clip_grad_norm_`` only measures, because its limit is infinite."""

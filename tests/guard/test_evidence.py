@@ -194,7 +194,7 @@ def test_weights_that_are_bad_are_the_cause(mode: str, value: float) -> None:
     with torch.no_grad():
         model.get_parameter("1.bias")[0] = value
     error = halted(guard, linear_loss, torch.randn(8, 4))
-    held = "NaN" if math.isnan(value) else "infinity"
+    held = "NaN" if math.isnan(value) else "Inf"
     assert f"bad_weights: The parameter 1.bias contained {held} before the step" in str(error)
     assert guard.summary().skipped.keys() == {Cause.BAD_WEIGHTS}
     assert guard.scaler.get_scale() == 128.0

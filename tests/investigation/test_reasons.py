@@ -65,10 +65,13 @@ def clamped() -> Tensor:
 
 
 CASES = [
-    (eps, "it divides by 0 (4 of 4): the constant 1e-08 is 0 in float16 (add at "),
-    (count, "it divides by 0 (1 of 2): a count is 0 because nothing is selected (sum at "),
+    (eps, "it divides by 0 (4 of 4 values) because the constant 1e-08 is 0 in float16 (add at "),
+    (
+        count,
+        "it divides by 0 (1 of 2 values) because nothing is selected and a count is 0 (sum at ",
+    ),
     (masked_row, "1 of 2 rows are fully masked: all of their scores are -Inf"),
-    (distance, "its derivative is Inf at 0, and its input contains such values (9 of 9)"),
+    (distance, "its derivative is Inf at 0, which its input contains (9 of 9 values)"),
     (moments, "(cancellation) (sub at "),
     (clamped, "of clamp is -1 in float16 and has no effect (clamp at "),
     (lambda: zeros() / zeros().norm(), "the norm of a vector of zeros is 0"),

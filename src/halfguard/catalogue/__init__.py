@@ -117,7 +117,8 @@ def index() -> str:
     lines = [
         "# Failures",
         "",
-        "Every failure that halfguard can report. `halfguard rule CODE` prints the same page.",
+        "This page lists every failure that halfguard can report. `halfguard rule CODE` prints the page "
+        "of a single failure.",
     ]
     for prefix, title in GROUPS.items():
         lines += ["", f"## {title}", "", "| code | name | seen by | what |", "|---|---|---|---|"]

@@ -94,7 +94,7 @@ def _save_patch(answer: ScriptAnswer, path: Path) -> None:
     text = "" if answer.cure is None else answer.cure.patch
     if is_source_patch(text):
         write_atomically(path, text.rstrip("\n") + "\n")
-        typer.echo(f"The patch is in {path}: patch -p1 < {path}", err=True)
+        typer.echo(f"Saved the patch to {path}. Apply it with: patch -p1 < {path}", err=True)
     else:
         typer.echo(f"There is no patch to save in {path}.", err=True)
 

@@ -95,6 +95,8 @@ def _tell(differences: list[str], *, strict: bool, cure: str = "") -> None:
     """Warn of what was not declared; with ``strict`` every rank raises."""
     told = " ".join(differences)
     if strict:
-        raise UsageError(f"strict: true is set, but the run is not as declared. {told}", cure=cure)
+        raise UsageError(
+            f"strict: true is set, but the run does not use the declared dtypes. {told}", cure=cure
+        )
     if rank() == 0:
         logger.warning("%s", f"{told} {cure}".rstrip())

@@ -103,7 +103,7 @@ def _subtracted(args: Sequence[Any], out: Tensor) -> str:
     """Return that a number was rounded to the one that it is subtracted from."""
     whole = args[1] if len(args) > 1 else None
     if isinstance(whole, int | float) and whole and bool((out == 0).any()):
-        return f"a value is rounded to {whole:g} in {_name(out)}, so the difference is 0"
+        return f"a value is rounded to {whole:g} in {_name(out)}, and the difference is 0"
     return ""
 
 
@@ -160,7 +160,7 @@ def _counted(args: Sequence[Any], out: Tensor) -> str:
     if given.numel() == 0:
         return "a sum over nothing is 0"
     if given.dtype == torch.bool or bool(((given == 0) | (given == 1)).all()):
-        return "a count is 0 because nothing is selected"
+        return "nothing is selected and a count is 0"
     if bool((given.abs().sum(*args[1:2]) == 0).any()):
         return "the numbers that are added are all 0"
     return ""

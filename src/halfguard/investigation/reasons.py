@@ -69,7 +69,9 @@ def _why(bad: BadCall, tensor: Any, text: str) -> Reason:
         return Reason(text=text)
     code = next((code for sign, code in _CODES.items() if sign in source.lost), "")
     at = f" at {source.place}" if source.place else ""
-    return Reason(text=f"{text}: {source.lost} ({source.op}{at})", code=code, place=source.place)
+    return Reason(
+        text=f"{text} because {source.lost} ({source.op}{at})", code=code, place=source.place
+    )
 
 
 def _source(maker: Maker) -> Maker | None:
@@ -89,7 +91,7 @@ def _source(maker: Maker) -> Maker | None:
 
 def _share(flags: Tensor) -> str:
     count, size = int(flags.sum()), flags.numel()
-    return "" if size == 1 else f" ({count} of {size})"
+    return "" if size == 1 else f" ({count} of {size} values)"
 
 
 # -- the forward pass
@@ -243,7 +245,7 @@ def _derivative(
         edges = [one for one in reversed(given) if bool(flags(one).any())]
         known = [one for one in edges if (maker := bad.makers.get(one)) and _source(maker)]
         for one in known or edges:
-            text = f"its derivative is Inf at {what}, and its input contains such values"
+            text = f"its derivative is Inf at {what}, which its input contains"
             yield _why(bad, one, f"{text}{_share(flags(one))}")
 
     return rule

@@ -110,10 +110,14 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
         f" {did}, ",
         *module_parts(culprit.module),
         *place,
-        *([f": {answer.reason}"] if answer.reason else []),
+        *([f". {_sentence(answer.reason)}"] if answer.reason else []),
         *([". The cause is at ", Mono(answer.cause)] if answer.cause else []),
         f". {_FP32[answer.in_fp32]}{_fixed(answer)}",
     )
+
+
+def _sentence(clause: str) -> str:
+    return clause[:1].upper() + clause[1:]
 
 
 def _fixed(answer: ScriptAnswer) -> str:

@@ -78,14 +78,14 @@ class HealingLog:
             return
         if self._plan.path is None:
             how = (
-                "To start with these islands next time, give the guard a run_dir. It writes a plan file "
-                "there, to set as plan:"
+                "To start with these islands next time, give the guard a run_dir. It saves a plan file "
+                "there; set plan in the config to its path."
             )
         else:
-            how = f"To start with these islands, copy {self._plan} and set plan: to the copy"
+            how = f"To start with these islands, copy {self._plan} and set plan in the config to the copy."
         logger.warning(
-            "step %d: %s: 16-bit again. The loaded state was saved before the guard added these FP32 "
-            "islands. If an operation fails again, the guard adds its island again. %s in the config.",
+            "step %d: %s: in 16-bit precision again, because the loaded state was saved before the guard "
+            "added these FP32 islands. If an operation fails again, the guard adds its island. %s",
             step,
             ", ".join(islands),
             how,

@@ -53,7 +53,7 @@ def check_device(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError(
             "GradScaler('cuda') was requested, but this machine has no CUDA device.",
-            cure="Omit the device to use the one of this machine, or pass enabled=False for FP32.",
+            cure="Omit the device to use the default of this machine, or pass enabled=False for FP32.",
         )
 
 

@@ -117,8 +117,7 @@ def index() -> str:
     lines = [
         "# Failures",
         "",
-        "This page lists every failure that halfguard can report. `halfguard rule CODE` prints the page "
-        "of a single failure.",
+        "This page lists every failure that halfguard can report. `halfguard rule CODE` prints one entry.",
     ]
     for prefix, title in GROUPS.items():
         lines += ["", f"## {title}", "", "| code | name | seen by | what |", "|---|---|---|---|"]

@@ -114,7 +114,7 @@ def test_the_page_shows_whether_the_sign_off_is_valid(mixed: Study) -> None:
         study_page(mixed, verdict, other),
     ):
         void = to_html(voided)
-        assert "VOID: the study has changed since." in void
+        assert "VOID: the study has changed since then." in void
         assert "that of Ada &lt;b&gt; is void" in void
 
 

@@ -79,7 +79,7 @@ def test_a_rule_prints_its_page(halfguard: Run) -> None:
 
 def test_a_removed_rule_is_answered_in_one_line(halfguard: Run) -> None:
     done = halfguard("rule", "hg407")
-    said = "HG407 was removed: doctor's HD115 reads the live arguments."
+    said = "HG407 was removed: doctor's HD115 checks the actual training arguments."
     assert (done.exit_code, done.out) == (0, f"{said}\n")
 
 

@@ -229,7 +229,7 @@ def test_a_package_that_is_not_installed(
                 store.execute(f"create table {table} (id)")
     else:
         (tmp_path / name).write_bytes(in_blocks([b""]))
-    with pytest.raises(UsageError, match="whose package is not installed here") as refused:
+    with pytest.raises(UsageError, match="whose package is not installed") as refused:
         read_runs(str(tmp_path))
     assert refused.value.cure == f"Run: pip install {package}"
     write_csv(

@@ -118,7 +118,7 @@ def test_a_long_run_is_drawn_with_the_extremes_of_its_buckets() -> None:
     assert len(columns) <= COLUMNS < EVERY_STEP
     assert (min(c.low for c in columns), max(c.high for c in columns)) == (0.1, 77.0)
     assert all(column.mean == 1.0 for column in columns)
-    assert "the band reaches from the lowest" in to_html(run_page(make_report(rows)))
+    assert "the band spans the lowest" in to_html(run_page(make_report(rows)))
 
 
 def test_a_resumed_run_draws_each_step_once() -> None:

@@ -194,10 +194,7 @@ _FAULTY = _choice(
     ),
 )
 _CPU_AUTOCAST = (
-    (
-        "Autocast has different rules on a CPU: softmax and norms stay in 16-bit precision. On a GPU they "
-        "run in FP32."
-    ),
+    "CPU autocast runs softmax and norms in 16-bit precision, CUDA autocast in FP32.",
     'To use the GPU rules on this CPU, use halfguard.emulate_autocast("cuda").',
 )
 

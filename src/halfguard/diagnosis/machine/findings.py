@@ -102,16 +102,16 @@ def _scaler_off(machine: Machine, severity: Severity) -> Finding:
         severity=severity,
         message="torch.amp.GradScaler() disables itself here, because there is no CUDA device.",
         subject="GradScaler",
-        why="It only warns. An FP16 loop then runs without loss scaling, and small gradients become 0.",
+        why="It only warns; an FP16 loop then loses small gradients.",
         cure=f'Pass the device: torch.amp.GradScaler("{kind}") or halfguard.GradScaler("{kind}").',
     )
 
 
 def _emulated_bf16(hardware: Hardware, better: MixedPrecisionName, severity: Severity) -> Finding:
-    why = "BF16 is computed in FP32 and rounded, which is slower than both FP16 and FP32."
+    why = "BF16 is computed in FP32 and rounded, which is slower than FP16 and FP32."
     cure = f"Use {better}."
     if hardware.vendor == "NVIDIA":
-        why += " torch.cuda.is_bf16_supported() still returns True, because it counts emulation."
+        why += " torch.cuda.is_bf16_supported() still returns True: it counts emulation."
         cure += (
             " To check for native BF16: torch.cuda.is_bf16_supported(including_emulation=False)."
         )

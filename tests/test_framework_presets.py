@@ -93,7 +93,7 @@ def test_every_preset_clips_as_the_frameworks_do(name: str) -> None:
 
 @each("framework", FRAMEWORKS[1:])
 def test_half_weights_have_no_adapter(framework: str) -> None:
-    with pytest.raises(UsageError, match=f"adapter for {framework} does not train") as caught:
+    with pytest.raises(UsageError, match=f"the {framework} adapter does not train") as caught:
         framework_text("native_fp16", framework)
     assert "halfguard presets native_fp16 --for plain" in str(caught.value)
 

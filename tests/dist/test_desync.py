@@ -142,7 +142,7 @@ def run_steps(
         try:
             said.append(str(guard.step(loss, batch_of(step, ranks, rank)).action))
         except TrainingHaltedError as error:
-            return [*said, next(line for line in error.message.splitlines() if " differ" in line)]
+            return [*said, next(line for line in error.message.splitlines() if " differ" in line and "HG616" not in line)]
     return said
 
 

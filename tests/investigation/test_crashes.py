@@ -10,6 +10,7 @@ import pytest
 from halfguard.investigation.misuse import Crash, crash_place
 from halfguard.investigation.passes import Made
 from halfguard.repairs.applying import apply_patch
+from halfguard.report.markdown import to_markdown
 from halfguard.report.script_answer import script_answer_page
 from tests.investigation.command import SCRIPTS, ask, why
 
@@ -76,7 +77,7 @@ def test_half_weights_with_a_scaler_get_a_patch_that_trains(tmp_path: Path) -> N
     assert "half_weights_scaler.py:5: model = model.half()" in answer.cure.sentence
     assert "-model = model.half()" in answer.cure.patch
     assert answer.trials[-1].good
-    assert "needs FP32 weights" in str(script_answer_page(answer))
+    assert "needs FP32 weights" in to_markdown(script_answer_page(answer))
 
 
 @pytest.mark.slow

@@ -145,6 +145,13 @@ def test_a_step_without_the_scaler_is_named(tmp_path: Path) -> None:
     assert "+    scaler.step(opt)" in answer.cure.patch
 
 
+@pytest.mark.slow
+def test_missing_targets_that_are_only_printed_are_no_failure(tmp_path: Path) -> None:
+    answer = ask("masked_targets.py", tmp_path)
+    assert answer.outcome == "nothing bad"
+    assert any("no failure of training: y held this value" in note for note in answer.notes)
+
+
 def test_calibration_of_a_loss_scale_is_no_event(tmp_path: Path) -> None:
     answer = ask("healthy_scaler.py", tmp_path)
     assert answer.outcome == "nothing bad"

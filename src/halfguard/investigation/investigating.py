@@ -78,21 +78,13 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     log = with_place(log, place)
     shared = () if one.copy is None else tuple(map(str, one.copy.changed()))
     if first.event is None:
-        inspected = None
-        trains = first.backward or (first.made.optimizer is not None and not first.error)
-        if trains and first.ended != "interrupted":
-            one.inspect = choose_passes(first)
-            inspected = one.run("inspect", "auditing a few steps")
-        misused, proven = cure_good_run(one, first, inspected)
-        answer = answer_good_run(
-            one.target, first, inspected, misused, proven=proven, log=log, shared=shared
-        )
-        notes = (*answer.notes, *_further_notes(one, first, answer))
-        named = {"notes": notes, "code": name_failure(answer, misused)}
-        return answer.model_copy(update=named)
+        return _answer_good_run(one, first, log, shared)
     if one.ranks is not None:
         one.bad_rank = first.rank
     event, second, note = _track(one, first, first.event)
+    if read := _read_from_data(first, event, second):
+        good = first.model_copy(update={"event": None})
+        return _answer_good_run(one, good, log, shared, notes=(read,))
     if not second.trials and second.culprit is not None and not note:
         second = try_in_passes(one, first, event, second)
     found = Crash(first.error, place, second.made)
@@ -110,6 +102,38 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     code = name_failure(answer, first.misuse, next(iter(reasons), ""))
     known = {"log": log, "rank": one.bad_rank, "notes": notes, "code": code}
     return answer.model_copy(update=known)
+
+
+def _answer_good_run(
+    one: Investigation,
+    first: PassResult,
+    log: str,
+    shared: tuple[str, ...],
+    notes: tuple[str, ...] = (),
+) -> ScriptAnswer:
+    inspected = None
+    trains = first.backward or (first.made.optimizer is not None and not first.error)
+    if trains and first.ended != "interrupted":
+        one.inspect = choose_passes(first)
+        inspected = one.run("inspect", "auditing a few steps")
+    misused, proven = cure_good_run(one, first, inspected)
+    answer = answer_good_run(
+        one.target, first, inspected, misused, proven=proven, log=log, shared=shared
+    )
+    notes = (*notes, *answer.notes, *_further_notes(one, first, answer))
+    named = {"notes": notes, "code": name_failure(answer, misused)}
+    return answer.model_copy(update=named)
+
+
+def _read_from_data(first: PassResult, event: Event, second: PassResult) -> str:
+    """Return a note about a value that was read, and was NaN or Inf before anything was computed; or ""."""
+    culprit = second.culprit
+    if event.kind != "looked" or culprit is None or culprit.kind != "input" or not first.backward:
+        return ""
+    return (
+        f"At {culprit.place} {event.how}, which is no failure of training: {culprit.name} held this value "
+        "before anything was computed from it, and the loss of every backward pass was finite."
+    )
 
 
 def _further_notes(one: Investigation, first: PassResult, answer: ScriptAnswer) -> Iterator[str]:

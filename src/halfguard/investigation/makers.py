@@ -159,7 +159,8 @@ def _counted(args: Sequence[Any], out: Tensor) -> str:
     given = args[0]
     if given.numel() == 0:
         return "a sum over nothing is 0"
-    if given.dtype == torch.bool or bool(((given == 0) | (given == 1)).all()):
+    is_mask = given.dtype == torch.bool or bool(((given == 0) | (given == 1)).all())
+    if is_mask and (not given.is_floating_point() or bool((given == 1).any())):
         return "nothing is selected and a count is 0"
     if bool((given.abs().sum(*args[1:2]) == 0).any()):
         return "the numbers that are added are all 0"

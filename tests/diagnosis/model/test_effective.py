@@ -373,5 +373,5 @@ def test_words_for_precisions(word: Any, name: str | None) -> None:
 
 
 def test_an_unknown_word() -> None:
-    with pytest.raises(UsageError, match="'fp12' is not known"):
+    with pytest.raises(UsageError, match="'fp12' is unknown"):
         resolve_precision("fp12")

@@ -197,7 +197,7 @@ def test_copies_of_the_loop_are_master_weights() -> None:
     copies = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
     diagnosis = hg.doctor(model, Adam(copies), batch=batch().half())
     assert diagnosis.ok
-    assert "copies of 4 half weights" in found(diagnosis, "HD106").message
+    assert "copies of 4 16-bit weights" in found(diagnosis, "HD106").message
 
 
 def test_other_values_are_no_copies() -> None:

@@ -18,7 +18,7 @@ from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report.markdown import to_markdown
 from halfguard.report.script_answer import script_answer_page
 
-CALIBRATES = "This is normal while the loss scale calibrates."
+CALIBRATES = "Skipped steps are normal only at the start, while the loss scale calibrates."
 
 
 def programs(names: list[str], *, is_held_out: bool) -> list[Path]:

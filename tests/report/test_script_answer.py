@@ -99,7 +99,7 @@ def test_a_good_run_tells_calibration_and_what_to_try() -> None:
     )
     text = to_markdown(script_answer_page(answer))
     assert "No NaN or Inf in 30 backward passes (BF16 autocast)" in text
-    assert "This is normal while the loss scale calibrates." in text
+    assert "Skipped steps are normal only at the start, while the loss scale calibrates." in text
     assert "halfguard lint ." in text
     none = answer.model_copy(
         update={"loss_scale": "initial loss scale 1, final loss scale 1; 0 steps skipped"}

@@ -134,6 +134,15 @@ def _multiplied(args: Sequence[Any], out: Tensor) -> str:
     return f"the product is too small for {_name(out)} and became 0" if gone else ""
 
 
+def _powered(args: Sequence[Any], out: Tensor) -> str:
+    """Return that powers are too small."""
+    exponent = args[1] if len(args) > 1 else None
+    if not isinstance(exponent, int | float) or exponent <= 0:
+        return ""
+    gone = bool(((out == 0) & (args[0] != 0)).any())
+    return f"the power {exponent:g} is too small for {_name(out)} and became 0" if gone else ""
+
+
 def _limited(args: Sequence[Any], out: Tensor) -> str:
     """Return that a limit was rounded, so that it does not keep what it is for."""
     for limit in args[1:]:
@@ -187,7 +196,7 @@ _LOOKS: dict[str, Callable[[Sequence[Any], Tensor], str]] = {
     "sub": _added,
     "rsub": _subtracted,
     "mul": _multiplied,
-    "pow": lambda args, out: _multiplied(args[:1], out) if args[1:] == (2,) else "",
+    "pow": _powered,
     "square": _multiplied,
     "clamp": _limited,
     "clamp_min": _limited,

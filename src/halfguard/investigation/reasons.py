@@ -22,8 +22,8 @@ from halfguard.tracing.call_arguments import Call, tensors_in
 
 # A zero, or a number at the edge, goes through these from where it was made.
 _THROUGH = frozenset({
-    "to", "sqrt", "rsqrt", "pow", "square", "abs", "neg", "mean", "sum", "amax", "clamp", "clamp_min",
-    "clamp_max", "mul", "div", "clone", "cat", "index", "gather", "index_select", "stack", "expand", "prod",
+    "to", "sqrt", "rsqrt", "pow", "square", "abs", "neg", "mean", "sum", "amax", "clamp_max",
+    "mul", "div", "clone", "cat", "index", "gather", "index_select", "stack", "expand", "prod",
     "where", "relu", "add", "sub", "rsub", "cumsum", "var", "std", "maximum", "minimum", "reciprocal",
 })  # fmt: skip
 _NOT_CANCELLED = frozenset({"pow", "square", "sum", "mean", "abs"})  # a distance may be 0

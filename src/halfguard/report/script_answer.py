@@ -197,7 +197,7 @@ def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
     if answer.loss_scale:
         text = f"Scaler: {answer.loss_scale}."
         if not answer.loss_scale.endswith("; 0 steps skipped"):
-            text += " This is normal while the loss scale calibrates."
+            text += " Skipped steps are normal only at the start, while the loss scale calibrates."
         yield Text(text)
     if answer.headroom:
         yield Text(answer.headroom)

@@ -141,7 +141,7 @@ def test_kinds_of_a_later_version_are_left_out_with_one_warning(
     with caplog.at_level(logging.WARNING, logger="halfguard"):
         assert steps(read_rows(path)) == [0, 1]
     assert len(caplog.records) == 1
-    assert "line 1: rows of kind 'comet' are left out" in caplog.text
+    assert "line 1: rows of kind 'comet' are ignored" in caplog.text
 
 
 def test_reading_while_writing(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_apply_plan_names_close_matches_and_changes_nothing(seed: object) -> Non
     net = Net()
     plan = {"islands": [{"module": "square"}, {"module": "square.linaer"}, {"module": "zzz"}]}
     with pytest.raises(
-        UsageError, match=r"'square\.linaer' \(did you mean square\.linear.*'zzz'; Net"
+        UsageError, match=r"'square\.linaer' \(did you mean square\.linear.*'zzz', but Net"
     ):
         apply_plan(net, plan)
     assert not is_island(net.square)

@@ -13,7 +13,12 @@ from tests.lint.helper import FIXTURES, PREVIEW
 
 
 @pytest.mark.parametrize(
-    ("fixture", "times"), [("HG210/good.py", 540), ("HG104/bad_assigned.py", 84)]
+    ("fixture", "times"),
+    [
+        ("HG210/good.py", 540),
+        ("HG104/bad_assigned.py", 84),
+        ("HG201/good_forbidden_accelerate.py", 144),
+    ],
 )
 def test_the_time_grows_with_the_length_of_a_file(fixture: str, times: int) -> None:
     data = (FIXTURES / fixture).read_bytes() * times

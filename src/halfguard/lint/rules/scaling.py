@@ -150,9 +150,10 @@ def check_torch_clipping(file: PythonFile) -> Iterator[Match]:
         for call in file.calls("backward")
         if name_of(receiver(call)).endswith("accelerator")
     }
+    if not around or not _may_accelerate_fp16(file):
+        return
     for call in file.calls("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm"):
-        is_torch = file.function_of(call) in around and file.is_torch_call(call)
-        if is_torch and _may_accelerate_fp16(file):
+        if file.function_of(call) in around and file.is_torch_call(call):
             message = "Accelerate has not unscaled these gradients yet when torch clips them."
             fix = file.fix("safe", unscale_before_clipping.edit, call.lineno)
             yield match_at(call, message, fix)
@@ -165,7 +166,7 @@ def _may_accelerate_fp16(file: PythonFile) -> bool:
     if any(string(value) == "fp16" for value in values):
         return True
     chosen = any(not isinstance(value, ast.Constant) for value in values)
-    offered = (n for n in ast.walk(file.root) if string(n) == "fp16") if chosen else ()
+    offered = (n for n in file.nodes(ast.Constant) if string(n) == "fp16") if chosen else ()
     return any(not _is_forbidden(file, node) for node in offered)
 
 

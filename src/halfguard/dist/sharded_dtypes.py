@@ -39,6 +39,18 @@ def sharded_dtypes(model: nn.Module) -> list[ShardedDtypes]:
     ]
 
 
+def cast_outputs(model: nn.Module) -> dict[nn.Module, torch.dtype]:
+    """Return the modules whose outputs FSDP2 casts on their way to the caller, and the dtype.
+
+    They are the outermost sharded modules: what an inner one returns stays in the model.
+    """
+    sharded: list[Any] = sharded_modules(model)
+    inner = {id(part) for module in sharded for part in module.modules() if part is not module}
+    outer = [module for module in sharded if id(module) not in inner]
+    dtypes = ((module, module._get_fsdp_state()._mp_policy.output_dtype) for module in outer)
+    return {module: dtype for module, dtype in dtypes if dtype is not None}
+
+
 def _of_groups(module: Any, name: str, names: dict[int, str]) -> Iterator[ShardedDtypes]:
     for group in fsdp_groups(module):
         for stored in dict.fromkeys(p.sharded_param.dtype for p in group.fsdp_params):

@@ -14,7 +14,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -25,9 +25,10 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from halfguard.dist.sharded_dtypes import cast_outputs
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.loss import find_loss
-from halfguard.step.nested import tensors_in
+from halfguard.step.nested import iter_leaves, tensors_in
 from halfguard.tracing.operation_places import ModuleStack
 from halfguard.tracing.products import product_flops
 from halfguard.workload.user_error import is_out_of_memory, user_frame
@@ -147,6 +148,15 @@ class ForwardError:
     missing_attribute: bool = False
 
 
+@dataclass(frozen=True)
+class RoundedOutput:
+    """A tensor that the model returned with more digits than FSDP2's ``output_dtype`` keeps."""
+
+    name: str  # in the output; empty if it is the output
+    dtype: torch.dtype
+    is_scalar: bool
+
+
 @dataclass
 class ObservedForward:
     """The products, the result and the error of one forward pass."""
@@ -154,13 +164,15 @@ class ObservedForward:
     products: list[Product] = field(default_factory=list)
     result: Any = None
     error: ForwardError | None = None
+    rounded: dict[RoundedOutput, None] = field(default_factory=dict)  # in order
 
 
 def observe_forward(model: nn.Module, step: Callable[[], Any], device_type: str) -> ObservedForward:
     """Run ``step``, which calls ``model``, and record its products; an error is recorded, not raised."""
     seen, stack = ObservedForward(), ModuleStack()
     before = _BeforeAutocast(device_type, stack)
-    with quiet(eager=True), stack.tracking(model), before, _AfterAutocast(seen, before):
+    sensors = stack.tracking(model), _rounding_of_outputs(model, seen)
+    with quiet(eager=True), sensors[0], sensors[1], before, _AfterAutocast(seen, before):
         try:
             with torch.inference_mode(False), torch.enable_grad():  # as in training
                 seen.result = step()
@@ -175,6 +187,27 @@ def observe_forward(model: nn.Module, step: Callable[[], Any], device_type: str)
         finally:
             before.failed = None  # an error keeps the frames alive, and with them this mode
     return seen
+
+
+@contextmanager
+def _rounding_of_outputs(model: nn.Module, seen: ObservedForward) -> Iterator[None]:
+    """Record what FSDP2 rounds on its way out of the model; a cast that keeps all digits is none."""
+
+    def look(dtype: torch.dtype, output: Any) -> None:
+        for name, value in iter_leaves(output):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                kept = value.detach().to(dtype).to(value.dtype)
+                if bool(((kept != value) & ~value.isnan()).any()):
+                    seen.rounded[RoundedOutput(name, dtype, value.dim() == 0)] = None
+
+    with ExitStack() as stack:
+        for module, dtype in cast_outputs(model).items():
+            # Before FSDP2's own hook, which casts.
+            hook = module.register_forward_hook(
+                lambda *call, d=dtype: look(d, call[2]), prepend=True
+            )
+            stack.callback(hook.remove)
+        yield
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,6 +131,81 @@ def test_a_planted_difference_is_found(name: str) -> None:
 @pytest.mark.parametrize("how", HEALTHY, ids=range(len(HEALTHY)))
 def test_a_healthy_setup_has_no_finding(how: dict[str, Any]) -> None:
     assert sharded(**how) == []
+
+
+class Scored(nn.Module):
+    """Returns log-probabilities and a loss that are computed in FP32, and logits that are not."""
+
+    def __init__(self, *returned: str) -> None:
+        super().__init__()
+        self.inner, self.returned = nn.Linear(4, 3), returned
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        logits = self.inner(x)
+        scores = logits.float().log_softmax(-1)
+        found = {"logits": logits.float(), "logprobs": scores, "loss": -scores.mean()}
+        return {name: value for name, value in found.items() if name in self.returned}
+
+
+def outputs_of(
+    policy: MixedPrecisionPolicy, *returned: str, inner: torch.dtype | None = None
+) -> list[tuple[str, str]]:
+    model = Scored(*returned)
+    fully_shard(model.inner, mp_policy=replace(policy, output_dtype=inner))
+    fully_shard(model, mp_policy=policy)  # has no parameters of its own, but casts
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    found = hg.doctor(
+        model,
+        optimizer,
+        scaler=torch.amp.GradScaler("cpu"),
+        loss=lambda model, batch: sum(value.sum() for value in model(batch).values()),
+        batch=torch.randn(5, 4),
+    )
+    assert model(torch.randn(5, 4))[returned[0]].dtype is (policy.output_dtype or WIDE)
+    return [(one.severity, one.message) for one in found.findings if one.code == "HD121"]
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize(
+    ("dtype", "returned", "told"),
+    [
+        (HALF, ("logits", "logprobs", "loss"), ("warning", "logprobs, loss")),
+        (torch.bfloat16, ("logprobs",), ("warning", "logprobs")),
+        (HALF, ("loss",), ("warning", "loss")),
+        (torch.bfloat16, ("logits", "loss"), ("note", "loss")),
+    ],
+)
+def test_outputs_that_fsdp_rounds_are_named(
+    dtype: torch.dtype, returned: tuple[str, ...], told: tuple[str, str]
+) -> None:
+    """Accelerate's own policy casts outputs."""
+    message = f"FSDP2 rounds what the model returns to {str(dtype)[6:]}: {told[1]}."
+    assert outputs_of(MixedPrecisionPolicy(dtype, WIDE, dtype), *returned) == [(told[0], message)]
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_outputs_that_lose_no_digit_are_no_finding(dtype: torch.dtype) -> None:
+    """A head in 16 bits has no more digits; and what an inner module returns stays in the model."""
+    assert outputs_of(MixedPrecisionPolicy(dtype, WIDE, dtype), "logits") == []
+    assert outputs_of(MixedPrecisionPolicy(dtype, WIDE, WIDE), "logprobs", "loss") == []
+    assert outputs_of(MixedPrecisionPolicy(dtype, WIDE), "logprobs", inner=dtype) == []
+
+
+@pytest.mark.usefixtures("seed")
+def test_a_loss_in_half_limits_the_scale() -> None:
+    """This is what the finding says."""
+
+    def is_finite(output: torch.dtype | None, scale: float) -> bool:
+        model = Scored("loss")
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(HALF, WIDE, output))
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        scaler.scale(model(torch.randn(5, 4))["loss"]).backward()
+        return all(bool(p.grad.to_local().isfinite().all()) for p in model.parameters())  # type: ignore[union-attr]
+
+    assert is_finite(HALF, 32768.0)
+    assert is_finite(None, 65536.0)
+    assert not is_finite(HALF, 65536.0)
 
 
 def test_the_engine_of_a_trainer_is_found() -> None:

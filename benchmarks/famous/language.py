@@ -135,7 +135,7 @@ ROWS = [
         Stretch(FC2, ("fc1",)),
         clamp(FC2),
         CLAMP,
-        note="the published sum of 1.3e5 is half only with half weights; here the product overflows",
+        note="the published sum of 1.3e5 is FP16 only with FP16 weights; here the product overflows",
     ),
     Row(
         "bart",
@@ -211,7 +211,7 @@ ROWS = [
         partial(build, "GptOssForCausalLM", EXPERTS, "eager", num_local_experts=4),
         set_channel("model.layers.*.mlp.experts", "down_proj_bias", (slice(None), 0), 3e4),
         places=("model.layers.*",),
-        note="half weights: under autocast the sum is FP32",
+        note="FP16 weights, because under autocast the sum is FP32",
         norms=NORMS,
         precision=Precision.FP16_WEIGHTS,
     ),
@@ -233,7 +233,7 @@ ROWS = [
         SCORES,
         places=(OPT,),
         batch=data.left_padded,
-        note="half weights: under autocast the mask is FP32",
+        note="FP16 weights, because under autocast the mask is FP32",
         precision=Precision.FP16_WEIGHTS,
     ),
     Row(
@@ -245,7 +245,7 @@ ROWS = [
         partial(take_out, pattern=LINEAR_ATTENTION),
         "`A_log.float()`",
         places=(LINEAR_ATTENTION,),
-        note="the old line; half weights: under autocast the parameter is FP32",
+        note="the old line; FP16 weights, because under autocast the parameter is FP32",
         precision=Precision.FP16_WEIGHTS,
     ),
     Row(
@@ -255,7 +255,7 @@ ROWS = [
         deberta,
         with_offset(DEBERTA, ("query_proj", "key_proj"), 0, small=60.0, large=1.5e4),
         places=(DEBERTA,),
-        note="no module is published; the scores are a choice",
+        note="no module is published; the attention scores were chosen",
     ),
     Row(
         "lora",
@@ -263,7 +263,7 @@ ROWS = [
         "peft",
         lora,
         Stretch(LORA_DOWN),
-        note="the frozen base is half",
+        note="the frozen base model is FP16",
         norms=tuple(LORA + name for name in NORMS),
         half_base=True,
         learning_rate=1e-2,

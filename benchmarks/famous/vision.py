@@ -228,7 +228,7 @@ ROWS = [
         places=(POOLER,),
         batch=pooled_images,
         loss=own_loss,
-        note="the old line; half weights: under autocast its input is FP32",
+        note="the old line; FP16 weights, because under autocast its input is FP32",
         precision=Precision.FP16_WEIGHTS,
     ),
     Row(
@@ -266,7 +266,7 @@ ROWS = [
         SCORES,
         places=(DEIT,),
         batch=data.images,
-        note="the class of transformers",
+        note="the class from transformers",
         learning_rate=1e-4,
     ),
     Row(
@@ -279,7 +279,7 @@ ROWS = [
         SCORES,
         places=(SWIN,),
         batch=data.images,
-        note="the class of transformers",
+        note="the class from transformers",
         learning_rate=1e-4,
     ),
     Row(

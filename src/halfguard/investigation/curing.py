@@ -222,9 +222,7 @@ def cure_bad_run(
     known = reference.judge(event)
     advice = advise_on_reference(in_fp32, known, second.made, reference.result.casts)
     in_fp32 = in_fp32 if known == "unknown" else known
-    if (
-        in_fp32 == "fails"
-    ):  # then no other precision is a cure, nor a limit that hides how numbers grow
+    if in_fp32 == "fails":  # no other precision is a cure, nor a limit that hides growing numbers
         limits = {one.trial.name for one in second.trials if one.limits and step == "fine"}
         cures = [one for one in cures if one.what != "precision" and one.trial not in limits]
     if advice:  # the step alone shows nothing
@@ -240,9 +238,8 @@ def cure_bad_run(
     trials = (reference.trial(event), *proven.trials)
     trials = trials if reference.result.backward else proven.trials
     if proven.cure is not None and step != "unknown" and in_fp32 == "fails":
-        in_fp32 = (
-            step  # with the fault mended the script trains: FP32 fails later, by the same fault
-        )
+        # With the fault mended the script trains: FP32 fails later, by the same fault.
+        in_fp32 = step
     return Proven(proven.cure, trials, in_fp32, advice)
 
 

@@ -70,14 +70,8 @@ class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
         self._unwritten: set[int] = set()  # storages of torch.empty
         self._located = OperationPlaces(modules, outermost)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        out = super().run(func, args, kwargs)
         results = [t for t in tensors_in(out) if not t.is_meta and t.layout is torch.strided]
         made = {t.untyped_storage()._cdata for t in results}
         if func.overloadpacket.__name__.startswith(

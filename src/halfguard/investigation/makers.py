@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from halfguard.formats import dtype_name
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.tracing.call_arguments import tensors_in
 from halfguard.tracing.operation_places import display_name
@@ -59,9 +60,9 @@ class Makers:
         name = display_name(func.overloadpacket.__name__)
         before = tuple(maker for one in given if (maker := self.get(one)) is not None)
         depth = 1 + max((one.depth for one in before), default=0)
-        frame = user_frame(self._outermost)
-        place = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
         lost = "" if func._schema.is_mutable else _lost(name, args, made[0])
+        frame = user_frame(self._outermost) if lost else None  # a walk of the stack
+        place = "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
         kept = before if depth < _DEEPEST else ()
         maker = Maker(name, place, kept, lost, depth if kept else 0)
         for one in made:
@@ -81,10 +82,6 @@ def _lost(name: str, args: Sequence[Any], out: Tensor) -> str:
     return look(args, out) if out.is_floating_point() or name in _COUNTS else ""
 
 
-def _name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _rounded(number: float, tensor: Tensor) -> float:
     return float(torch.tensor(number, dtype=tensor.dtype))
 
@@ -95,7 +92,7 @@ def _added(args: Sequence[Any], out: Tensor) -> str:
     if isinstance(other, Tensor):
         return _difference(args[0], other, out)
     if isinstance(other, int | float) and other and not _rounded(other, out):
-        return f"the constant {other:g} is 0 in {_name(out)}"
+        return f"the constant {other:g} is 0 in {dtype_name(out.dtype)}"
     return ""
 
 
@@ -103,7 +100,9 @@ def _subtracted(args: Sequence[Any], out: Tensor) -> str:
     """Return that a number was rounded to the one that it is subtracted from."""
     whole = args[1] if len(args) > 1 else None
     if isinstance(whole, int | float) and whole and bool((out == 0).any()):
-        return f"a value is rounded to {whole:g} in {_name(out)}, and the difference is 0"
+        return (
+            f"a value is rounded to {whole:g} in {dtype_name(out.dtype)}, and the difference is 0"
+        )
     return ""
 
 
@@ -117,7 +116,7 @@ def _difference(one: Tensor, other: Tensor, out: Tensor) -> str:
     largest = float(torch.where(close, one.abs(), 0).max())
     return (
         f"nearly equal values, up to {largest:.4g}, are subtracted, which leaves only rounding errors in "
-        f"{_name(out)} (cancellation)"
+        f"{dtype_name(out.dtype)} (cancellation)"
     )
 
 
@@ -126,12 +125,12 @@ def _multiplied(args: Sequence[Any], out: Tensor) -> str:
     one, other = args[0], args[1] if len(args) > 1 else args[0]
     if isinstance(other, int | float) and not isinstance(other, bool):
         if other != 1 and _rounded(other, out) == 1 and out.dtype in HALF_DTYPES:
-            return f"the factor {other!r} is 1 in {_name(out)} and has no effect"
+            return f"the factor {other!r} is 1 in {dtype_name(out.dtype)} and has no effect"
         other = torch.tensor(float(other))
     if not isinstance(other, Tensor) or not one.is_floating_point():
         return ""
     gone = bool(((out == 0) & (one != 0) & (other != 0)).any())
-    return f"the product is too small for {_name(out)} and became 0" if gone else ""
+    return f"the product is too small for {dtype_name(out.dtype)} and became 0" if gone else ""
 
 
 def _powered(args: Sequence[Any], out: Tensor) -> str:
@@ -140,7 +139,11 @@ def _powered(args: Sequence[Any], out: Tensor) -> str:
     if not isinstance(exponent, int | float) or exponent <= 0:
         return ""
     gone = bool(((out == 0) & (args[0] != 0)).any())
-    return f"the power {exponent:g} is too small for {_name(out)} and became 0" if gone else ""
+    return (
+        f"the power {exponent:g} is too small for {dtype_name(out.dtype)} and became 0"
+        if gone
+        else ""
+    )
 
 
 def _limited(args: Sequence[Any], out: Tensor) -> str:
@@ -149,7 +152,7 @@ def _limited(args: Sequence[Any], out: Tensor) -> str:
         if not isinstance(limit, int | float) or limit in (0, 1, -1):
             continue
         if (rounded := _rounded(limit, out)) in (0, 1, -1):
-            return f"the limit {limit!r} of clamp is {rounded:g} in {_name(out)} and has no effect"
+            return f"the limit {limit!r} of clamp is {rounded:g} in {dtype_name(out.dtype)} and has no effect"
     return ""
 
 
@@ -158,7 +161,7 @@ def _cast(args: Sequence[Any], out: Tensor) -> str:
     if out.dtype not in HALF_DTYPES or given.dtype == out.dtype or not given.is_floating_point():
         return ""
     gone = bool(((out == 0) & (given != 0)).any())
-    return f"values that are too small for {_name(out)} became 0" if gone else ""
+    return f"values that are too small for {dtype_name(out.dtype)} became 0" if gone else ""
 
 
 def _counted(args: Sequence[Any], out: Tensor) -> str:
@@ -179,7 +182,7 @@ def _counted(args: Sequence[Any], out: Tensor) -> str:
 def _saturated(_args: Sequence[Any], out: Tensor) -> str:
     low, high = bool((out == 0).any()), bool((out == 1).any())
     ends = " and ".join(end for end, seen in (("0", low), ("1", high)) if seen)
-    return f"a result is rounded to {ends} in {_name(out)}" if ends else ""
+    return f"a result is rounded to {ends} in {dtype_name(out.dtype)}" if ends else ""
 
 
 def _at_zero(text: str) -> Callable[[Sequence[Any], Tensor], str]:

@@ -72,30 +72,20 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         self._makers = Makers(outermost)
         self._newest = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self.last is not None and func.overloadpacket.__name__ in _HIDES:
             self._note_hiding(args[0])
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        with (
-            undispatched(),
-            torch.no_grad(),
-            suppress(RuntimeError),
-        ):  # a kernel for some dtypes only
+        out = super().run(func, args, kwargs)
+        with undispatched(), torch.no_grad(), suppress(RuntimeError):  # no kernel for this dtype
             self._makers.note(func, args, out)
         if self.last is not None and self.last.index > self._newest:
             self._newest = self.last.index
-            call = Call(func, args, kwargs or {})
+            call = Call(func, args, kwargs)
             culprit = self.last.culprit
             if culprit.module is None and culprit.phase == "forward" and _is_data(call):
                 self.of_data.add(self._newest)
             if len(self.exact) < _MOST and culprit.kind == "op":
-                self.exact[self._newest] = _in_fp64(call, args, kwargs or {})
+                self.exact[self._newest] = _in_fp64(call, args, kwargs)
                 self._note_mask(call)
                 exact = self.exact[self._newest]
                 bad = BadCall(call, args, out, culprit, exact, self._makers)

@@ -12,10 +12,8 @@ from halfguard.precision.modes import autocast_dtype
 from halfguard.precision_names import Precision
 from halfguard.step.random_state import capture_random_state, restore_random_state, seeded
 from halfguard.tracing.audit import restored
-from halfguard.trials.applied_islands import AppliedIslands
-from halfguard.trials.bench import StepBench
+from halfguard.trials.bench import StepBench, make_bench
 from halfguard.trials.line_islands import LineIslands
-from halfguard.trials.proof import BadStep
 from halfguard.trials.runner import Runner, do_nothing
 from halfguard.workload import TrainingStep, Workload
 
@@ -59,17 +57,11 @@ class JobRunner(Runner):
         return loss.detach()
 
 
-def job_bench(workload: Workload, precision: Precision, index: int, scale: float) -> StepBench:
-    """Return the bench of step ``index`` of a fresh job, which is finite in FP32."""
+def job_bench(
+    workload: Workload, precision: Precision, index: int, scale: float
+) -> StepBench | None:
+    """Return the bench of step ``index`` of a fresh job; None if it is not finite in FP32 either."""
     lines = LineIslands()
     runner = JobRunner(workload, precision, index, lines)
-    step = BadStep(runner, scale if precision.needs_loss_scale else 1.0, workload.device)
-    step.is_finite_in_fp32()
-    return StepBench(
-        step,
-        AppliedIslands(runner.model, (), lines),
-        runner.model,
-        workload.device,
-        lines="of modules",
-        rescaling=True,
-    )
+    scale = scale if precision.needs_loss_scale else 1.0
+    return make_bench(runner, lines, scale, workload.device, lines="of modules", rescaling=True)

@@ -92,12 +92,11 @@ class _Search:
     def _search(self, trial: IslandTrial) -> list[AnyIsland]:
         """Return the islands that fix the step at which a run failed."""
         _raise_if_outside(trial)
-        producer = Producer.of(trial.culprit)
-        found = Found()
+        producer, trials, found = Producer.of(trial.culprit), self.trials, Found()
+        bench = None
         if producer is not None:
-            bench = job_bench(
-                self.trials.workload.fresh(), self.trials.precision, trial.step, self.trials.scale
-            )
+            bench = job_bench(trials.workload.fresh(), trials.precision, trial.step, trials.scale)
+        if producer is not None and bench is not None:
             search = IslandSearch(bench, trial.islands)
             found = search.run(producer, _ISLANDS - len(trial.islands))
             self._needed_at |= {island: (trial.step, bench, p) for island, p in found.islands}

@@ -13,10 +13,8 @@ from halfguard.precision.upcast import half_tensors_in_fp32
 from halfguard.precision_names import Precision
 from halfguard.replaying.replayed_step import ReplayedStep, Variation, scale_loss
 from halfguard.tracing.audit import restored
-from halfguard.trials.applied_islands import AppliedIslands
-from halfguard.trials.bench import StepBench
+from halfguard.trials.bench import StepBench, make_bench
 from halfguard.trials.line_islands import LineIslands
-from halfguard.trials.proof import BadStep
 from halfguard.trials.runner import Runner, do_nothing
 
 _FP32 = Variation(precision=Precision.FP32)
@@ -62,14 +60,5 @@ def replay_bench(step: ReplayedStep) -> StepBench | None:
     """Return the bench of a step; None if it is not finite in FP32 either."""
     lines = LineIslands()
     runner = ReplayRunner(step, lines)
-    bad = BadStep(runner, step.scale, step.device)
-    if not bad.is_finite_in_fp32():
-        return None
-    return StepBench(
-        bad,
-        AppliedIslands(runner.model, (), lines),
-        runner.model,
-        step.device,
-        lines="all",
-        rescaling=not step.precision.needs_master_weights,
-    )
+    rescaling = not step.precision.needs_master_weights
+    return make_bench(runner, lines, step.scale, step.device, lines="all", rescaling=rescaling)

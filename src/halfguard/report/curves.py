@@ -86,9 +86,8 @@ def _gather(slices: Sequence[Series]) -> Column:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(
-        value / len(values) for value in values
-    )  # the sum of large ones would overflow
+    half = math.fsum(value / 2 / len(values) for value in values)  # the sum itself may overflow
+    return min(max(2 * half, min(values)), max(values))
 
 
 def thin_columns(given: Sequence[Column], count: int = COLUMNS) -> list[Column]:

@@ -10,8 +10,10 @@ from torch import nn
 from halfguard.dist.collectives import all_gather_object, run_on_all
 from halfguard.records.plan import AnyIsland, Island
 from halfguard.trials.applied_islands import AppliedIslands
+from halfguard.trials.line_islands import LineIslands
 from halfguard.trials.producer import Lines, Producer, find_candidates, modules_by_name, name_of
 from halfguard.trials.proof import BadStep, Proof
+from halfguard.trials.runner import Runner
 
 
 class StepBench:
@@ -54,6 +56,23 @@ class StepBench:
         # One exchange: ranks whose modules differ have other candidates, and another number of them.
         everywhere = set.intersection(*map(set, all_gather_object(list(new))))
         return [island for name, island in new.items() if name in everywhere]
+
+
+def make_bench(
+    runner: Runner,
+    line_islands: LineIslands,
+    scale: float,
+    device: torch.device,
+    *,
+    lines: Lines,
+    rescaling: bool,
+) -> StepBench | None:
+    """Return the bench of a step that a runner repeats; None if it is not finite in FP32 either."""
+    step = BadStep(runner, scale, device)
+    if not step.is_finite_in_fp32():
+        return None
+    applied = AppliedIslands(runner.model, (), line_islands)
+    return StepBench(step, applied, runner.model, device, lines=lines, rescaling=rescaling)
 
 
 def agree_on_producer(step: BadStep, device: torch.device) -> tuple[Producer | None, list[str]]:

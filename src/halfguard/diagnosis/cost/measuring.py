@@ -7,12 +7,11 @@ fits into memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from halfguard.catalogue import Severity
@@ -25,6 +24,7 @@ from halfguard.precision_names import Precision
 from halfguard.records.cost import Cost, PrecisionCost
 from halfguard.records.sizes import parse_bytes
 from halfguard.step.random_state import seeded
+from halfguard.tracing.call_arguments import OperationMode
 from halfguard.workload import TrainingStep, Workload
 from halfguard.workload.memory import MemoryTracker
 from halfguard.workload.timing import medians, ratios, time_interleaved
@@ -126,18 +126,16 @@ def _short_message(error: Exception) -> str:
     return " ".join([lines[0], *cures])
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(OperationMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.count = self.casts = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self.count += 1
-        if func is torch.ops.aten._to_copy.default and "dtype" in (kwargs or {}):
+        if func is torch.ops.aten._to_copy.default and "dtype" in kwargs:
             self.casts += 1
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _count_operations(step: Callable[[], object]) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.dist.sharded_dtypes import cast_outputs
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.loss import find_loss
 from halfguard.step.nested import iter_leaves, tensors_in
+from halfguard.tracing.call_arguments import OperationMode
 from halfguard.tracing.operation_places import ModuleStack
 from halfguard.tracing.products import product_flops
 from halfguard.workload.user_error import is_out_of_memory, user_frame
@@ -256,16 +256,16 @@ class _BeforeAutocast(TorchFunctionMode):
         return given if given in HALF_DTYPES else None
 
 
-class _AfterAutocast(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _AfterAutocast(OperationMode):  # type: ignore[no-untyped-call]
     """Sees operations after autocast has cast their operands."""
 
     def __init__(self, seen: ObservedForward, before: _BeforeAutocast) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._seen, self._before = seen, before
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        found = as_product(func, args, kwargs or {}, result, self._before.context)
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        found = as_product(func, args, kwargs, result, self._before.context)
         if found is not None:
             self._seen.products.append(found)
         return result

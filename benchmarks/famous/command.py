@@ -38,11 +38,11 @@ HEAD = [
     "found",
     "upstream",
     "FLOPs in FP32: ours, upstream",
-    "error of gradients: ours, upstream",
+    "gradient error: ours, upstream",
     "repeated",
-    "time: of FP16, of FP32",
-    "memory: of FP16, of FP32",
-    "loss: ours, upstream; of FP32 from moved weights",
+    "time relative to FP16, FP32",
+    "memory relative to FP16, FP32",
+    "loss relative to FP32: ours, upstream; range of FP32 from changed weights",
 ]
 
 
@@ -172,15 +172,15 @@ def summary(results: list[dict[str, Any]]) -> str:
     flops, loss = [one["flops"] for one in results], [one["loss"] for one in results]
     ends = [[one["loss"]["fp32"], *one["spread"]] for one in results]
     counts = {
-        "at the published place or less": [one["verdict"] in NAMED for one in results],
-        "at most upstream's share of FLOPs": [
+        "published place, or a smaller part of it": [one["verdict"] in NAMED for one in results],
+        "no more FLOPs in FP32 than upstream": [
             f["ours"] <= f["upstream"] for f in flops if "upstream" in f
         ],
         "at most 5 steps repeated": [one["healed"]["repeated"] <= 5 for one in results],
-        "loss within 1% of FP32's": [
+        "loss within 1% of FP32": [
             one["ours"] is not None and abs(one["ours"] / one["fp32"] - 1) <= 0.01 for one in loss
         ],
-        "or no more than 1% beyond what FP32 reaches from moved weights": [
+        "loss within 1% of the range of FP32 runs from changed weights": [
             one["ours"] is not None and 0.99 * min(end) <= one["ours"] <= 1.01 * max(end)
             for one, end in zip(loss, ends, strict=True)
         ],

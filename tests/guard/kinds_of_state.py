@@ -392,7 +392,7 @@ KINDS = {
     "batch_norm": Kind("statistics that `F.batch_norm` writes", PUT_BACK, _batch_norm),
     "frozen": Kind("frozen weights, such as a teacher's", PUT_BACK, _frozen),
     "hidden": Kind("a hidden state that is replaced", PUT_BACK, _hidden),
-    "growing": Kind("a tensor that grows, in a dict", PUT_BACK, _growing),
+    "growing": Kind("a growing tensor in a dict", PUT_BACK, _growing),
     "list": Kind("a list", PUT_BACK, lambda: _in_container(list, _append)),
     "deque": Kind("a deque", PUT_BACK, lambda: _in_container(lambda: deque([0.0], 3), _append)),
     "array": Kind(
@@ -404,7 +404,7 @@ KINDS = {
         "a NumPy array", PUT_BACK, lambda: _in_container(lambda: np.zeros(WIDTH), _add_to_array)
     ),
     "object": Kind(
-        "an object, with objects in it", PUT_BACK, lambda: _in_container(Meter, _set_meter)
+        "an object that contains objects", PUT_BACK, lambda: _in_container(Meter, _set_meter)
     ),
     "slots": Kind("an object with slots", PUT_BACK, lambda: _in_container(Slotted, _add_one)),
     "closure": Kind("a variable of the enclosing function", PUT_BACK, _numbers),
@@ -412,16 +412,20 @@ KINDS = {
     "class": Kind("an attribute of a class", PUT_BACK, _class),
     "function": Kind("an attribute of a function", PUT_BACK, _function),
     "callable": Kind("attributes of a callable object", PUT_BACK, _criterion),
-    "hook": Kind("what a hook changes", PUT_BACK, _hook),
-    "hooks": Kind("the hooks of a module that has some", PUT_BACK, _hooks),
+    "hook": Kind("state that a hook changes", PUT_BACK, _hook),
+    "hooks": Kind("the hooks of a module that already has hooks", PUT_BACK, _hooks),
     "weak": Kind("a dict with weak keys or values", PUT_BACK, _weak),
-    "seldom": Kind("an attribute that changes at some steps, along with others", PUT_BACK, _seldom),
-    "replaced": Kind("a variable that code replaces at some steps", PUT_BACK, _replaced),
+    "seldom": Kind(
+        "an attribute that changes only at some steps, together with others", PUT_BACK, _seldom
+    ),
+    "replaced": Kind("a variable that is replaced only at some steps", PUT_BACK, _replaced),
     "flags": Kind("which weights are trained (`requires_grad`)", PUT_BACK, _flags),
-    "same_values": Kind("a tensor whose values are the same at first", PUT_BACK, _same_values),
+    "same_values": Kind("a tensor whose values do not change at first", PUT_BACK, _same_values),
     "context": Kind("a context variable", PUT_BACK, _context_variable),
     "generators": Kind(
-        "random generators of torch, Python and NumPy, wherever they are", PUT_BACK, _generators
+        "random generators of torch, Python and NumPy, wherever they are stored",
+        PUT_BACK,
+        _generators,
     ),
     "batch_item": Kind(
         "an item of the batch that is replaced",

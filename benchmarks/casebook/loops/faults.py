@@ -42,9 +42,9 @@ class Fault:
 FAULTS = (
     Fault("nan_batch", "NaN in the input of a batch"),
     Fault("two_nan_batches", "NaN in the input of two batches in a row", steps=2),
-    Fault("forward_overflow", "a batch that overflows in half, and not in FP32", repairable=True),
+    Fault("forward_overflow", "a batch that overflows in FP16 but not in FP32", repairable=True),
     Fault("nan_loss", "a loss that is NaN in any precision"),
-    Fault("inf_gradient", "an infinite gradient of one parameter, in any precision"),
+    Fault("inf_gradient", "an Inf gradient of one parameter, in any precision"),
     Fault("scaled_overflow", "gradients that overflow only when scaled", repairable=True, scaling=True),
     Fault("buffers_only", "NaN in BatchNorm's statistics; loss and gradients are finite"),
     Fault("bad_micro_batch", "NaN in one of two accumulated micro-batches", accumulate=2),

@@ -18,14 +18,14 @@ LOOPS: dict[str, MakeLoop] = {
 }
 LETTERS = (
     ("L", "batches lost"),
-    ("R", "later healthy steps refused"),
-    ("G", "gradients of the bad step are added to the next"),
-    ("W", "weights poisoned"),
-    ("M", "the optimizer's moments poisoned"),
-    ("B", "BatchNorm's statistics poisoned"),
-    ("S", "the scheduler moved without an update"),
-    ("F", "the loss scale fell, and was not the cause"),
-    ("E", "the loop ends with an error of its own"),
+    ("R", "later healthy steps rejected"),
+    ("G", "gradients of the failed step are added to the next step"),
+    ("W", "weights are non-finite"),
+    ("M", "the optimizer's moments are non-finite"),
+    ("B", "BatchNorm's statistics are non-finite"),
+    ("S", "the scheduler advanced without an update"),
+    ("F", "the loss scale fell although it was not the cause"),
+    ("E", "the loop ends with its own error"),
 )
 
 
@@ -52,6 +52,4 @@ def fault_table(loops: dict[str, MakeLoop] | None = None) -> str:
         for number, fault in enumerate(FAULTS)
     ]
     legend = "; ".join(f"**{letter}** {text}" for letter, text in LETTERS)
-    return (
-        f"{markdown(['fault', *found], lines)}\n\n{legend}. A number counts; a dash means no harm."
-    )
+    return f"{markdown(['fault', *found], lines)}\n\n{legend}. A number is a count; a dash means no damage."

@@ -33,7 +33,7 @@ def test_findings_are_exit_code_1(halfguard: Run, script: Path) -> None:
 
 def test_nothing_is_exit_code_0(halfguard: Run, tmp_path: Path) -> None:
     done = halfguard("lint", tmp_path)
-    assert (done.exit_code, done.out) == (0, "Nothing found.\n")
+    assert (done.exit_code, done.out) == (0, "No problems in 0 files.\n")
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_github_commands_are_escaped(results: list[FileResult]) -> None:
 
 def test_nothing_found() -> None:
     empty = [FileResult("a.py", [])]
-    assert FORMATS["text"](empty) == "Nothing found.\n"
+    assert FORMATS["text"](empty) == "No problems in 1 file.\n"
     assert FORMATS["json"](empty) == "[]\n"
     assert json.loads(FORMATS["sarif"](empty))["runs"][0]["results"] == []
 

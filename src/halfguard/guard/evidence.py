@@ -221,7 +221,10 @@ def _in_fp32(decision: Decision) -> str:
 def _unavoidable(decision: Decision, config: GuardConfig) -> str:
     """Return a sentence if FP32 is known to have the fault as well."""
     if decision.failed_in_fp32:
-        return "The step was repeated in FP32 and failed again, so no precision prevents this."
+        return (
+            "The step was repeated in FP32 and failed again. Unless a second model or a cast in it is still "
+            "16-bit, which the guard does not change, no precision prevents this."
+        )
     if config.precision == "fp32":
         return "This step ran in FP32, so no other precision prevents this."
     if config.precision == "bf16-mixed":

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
@@ -48,6 +49,9 @@ class GuardMixin:
     )
     _scheduler: Any = None  # that the guard has
     _repeated_inputs: Any = None  # of the micro-batch whose loss is computed again
+    _micro_batches = 0  # since the last step of the optimizer
+    _repeated_losses: tuple[Tensor, ...] = ()  # of these micro-batches, and of trials before
+    _logged_sum: Tensor | None = None  # the Trainer's sum of losses after the last step
 
     def __init__(
         self,
@@ -111,6 +115,7 @@ class GuardMixin:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, and write everything to the journal at the end, also after an error."""
+        self._logged_sum = None
         try:
             return super().train(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -140,6 +145,7 @@ class GuardMixin:
             def repeat(given: Any) -> Tensor:
                 return self._loss_again(model, given, items)
 
+            self._micro_batches += 1
             self.guard.begin(inputs, about=f"step {self.state.global_step}", repeat=repeat)
         return inputs
 
@@ -156,6 +162,8 @@ class GuardMixin:
             del self.accelerator.backward
             self._repeated_inputs = None
         (loss,) = losses
+        if self.guard is not None and self.guard.repeating:
+            self._repeated_losses += (loss.detach(),)
         return loss / float(self.accelerator.gradient_accumulation_steps)
 
     @property
@@ -168,6 +176,17 @@ class GuardMixin:
         raise AssertionError("GuardMixin stands before a Trainer")
 
     # -- what is told
+
+    def _maybe_log_save_evaluate(self, tr_loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Let the Trainer log the losses of a repeat instead of those of the step that it replaced."""
+        last = None if self.guard is None else self.guard.last
+        again = self._repeated_losses[-self._micro_batches :]
+        if last is not None and last.action is Action.RETRY and again:
+            before = self._logged_sum
+            tr_loss.copy_(sum(again, start=torch.zeros_like(tr_loss) if before is None else before))
+        self._micro_batches, self._repeated_losses = 0, ()
+        super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)  # type: ignore[misc]
+        self._logged_sum = tr_loss.clone()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log what became of the steps beside the loss, from which the Trainer filters NaN by default."""

@@ -43,7 +43,7 @@ def _summary(results: Sequence[FileResult]) -> str:
     applied = sum(result.applied for result in results)
     lines = [f"Applied {_count(applied, 'fix', 'fixes')}."] if applied else []
     if not found:
-        return "\n".join([*lines, "Nothing found."])
+        return "\n".join([*lines, f"No problems in {_count(len(results), 'file')}."])
     files = sum(bool(result.diagnostics) for result in results)
     lines.append(f"Found {_count(len(found), 'problem')} in {_count(files, 'file')}.")
     safe = sum(1 for d in found if d.fix and d.fix.kind == "safe")

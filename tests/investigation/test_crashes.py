@@ -29,6 +29,7 @@ def crash(error: str, **made: tuple[str, int]) -> Crash:
         ("RuntimeError: mat1 and mat2 must have the same dtype, but got Float and Half", "autocast"),
         ("RuntimeError: value cannot be converted to type c10::Half without overflow", "-65504"),
         ("NotImplementedError: \"ctc_loss_cpu\" not implemented for 'Half'", "ctc_loss_cpu for Half"),
+        ("TypeError: Got unsupported ScalarType BFloat16", "NumPy has no bfloat16"),
         ("IndexError: Target 7 is out of bounds.", "Number the labels from 0"),
         ("RuntimeError: Input type (float) and bias type (c10::Half) should be the same", "autocast"),
     ],
@@ -46,6 +47,45 @@ def test_a_known_error_is_explained(error: str, told: str) -> None:
 )
 def test_other_dtypes_are_not_blamed_on_half(error: str) -> None:
     assert crash(error).advice == ""
+
+
+def test_half_weights_are_blamed_for_mixed_dtypes_only_if_there_are_some() -> None:
+    error = "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and Half"
+    assert crash(error).advice.startswith("A 16-bit tensor was combined")
+    half = crash(error, half_weights=("train.py", 3))
+    assert half.advice.startswith("16-bit weights were combined")
+
+
+FUNCTION = """
+import torch
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.t(), x.t() @ grad
+"""
+
+
+@pytest.mark.parametrize(("line", "inside"), [(14, True), (9, False)])
+def test_dtypes_that_meet_in_the_backward_pass_of_a_custom_function(
+    line: int, inside: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "ops.py"
+    file.write_text(FUNCTION)
+    error = (
+        "RuntimeError: expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16"
+    )
+    found = Crash(error, (str(file), line), Made())
+    assert ("custom_bwd" in found.advice) is inside
+    patches = "".join(cure.patch for cure in found.cures())
+    assert ("+    @torch.amp.custom_fwd(" in patches) is inside
 
 
 def test_an_error_of_the_script_itself_is_not_explained() -> None:

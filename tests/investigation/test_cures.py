@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from halfguard.investigation.advice import advise
 from halfguard.investigation.cures import judge_fp32, list_cures
 from halfguard.investigation.curing import best_tried
@@ -61,6 +63,33 @@ def test_a_line_with_wrong_gradients_comes_after_the_whole_step_in_fp32() -> Non
     line = trial("statement", True, error=4.98)
     cure = best_tried(list_cures(found(trial("fp32", True), line), LOSS))
     assert (cure.what, cure.trial) == ("precision", "trial of fp32")
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ((), "no smaller change was tried."),
+        ((trial("statement", False),), "no smaller change that was tried fixes the step."),
+        ((trial("bf16", True, error=0.33),), "at least 33% from those of FP32."),
+        ((trial("bf16", True, error=0.01),), "no smaller change has a patch that was verified."),
+    ],
+)
+def test_fp32_everywhere_tells_what_is_known_of_smaller_changes(
+    others: tuple[TrialResult, ...], why: str
+) -> None:
+    cures = list_cures(found(trial("fp32", True), *others), LOSS)
+    (full,) = (cure for cure in cures if cure.sentence.startswith("Train in fp32"))
+    assert full.sentence.endswith(why)
+
+
+def test_numbers_that_a_cast_of_the_user_is_too_small_for_stay_in_fp32(tmp_path: Path) -> None:
+    file = tmp_path / "data.py"
+    file.write_text("x = rows.to(self.dtype)\n")
+    cast = found(exact=99999.0, op="to", module=None, file=str(file), line=1)
+    (cure,) = list_cures(cast, LOSS)
+    assert "Values up to 99999 do not fit into float16" in cure.sentence
+    assert "+x = rows.float()" in cure.patch
+    assert list_cures(found(op="to", phase="backward", file=str(file), line=1), LOSS) == []
 
 
 def test_a_scale_is_blamed_if_the_gradients_fit_without_it() -> None:

@@ -249,3 +249,42 @@ def test_a_run_that_diverges_is_told_with_the_line_of_its_optimizer() -> None:
     made = Made(optimizer=(__file__, 1))
     found = PassResult(culprit=culprit(dtype="float32"), exact=1e57, made=made)
     assert f"clip the gradients: {__file__}:1: " in advise(found, LOSS, "fails")
+
+
+SCALED_BY_HAND = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+torch.manual_seed(0)
+net = nn.Linear(8, 4).half()
+copies = [p.detach().float().requires_grad_() for p in net.parameters()]
+opt = torch.optim.SGD(copies, lr=0.05)
+for step in range(30):
+    x = torch.randn(16, 8) * (300 if step == 6 else 1)
+    loss = F.cross_entropy(net(x.half()).float(), torch.randint(0, 4, (16,)))
+    for p in net.parameters():
+        p.grad = None
+    (loss * 16384.0).backward()
+    for copy, p in zip(copies, net.parameters()):
+        copy.grad = p.grad.float() / 16384.0
+    nn.utils.clip_grad_norm_(copies, 1.0)
+    opt.step()
+    with torch.no_grad():
+        for copy, p in zip(copies, net.parameters()):
+            p.copy_(copy)
+"""
+
+
+@pytest.mark.slow
+def test_a_constant_loss_scale_is_named_and_half_weights_beside_copies_are_fp32_in_a_trial(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(SCALED_BY_HAND)
+    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    assert "the loss was multiplied by 16384" in answer.reason
+    assert "train.py:15: (loss * 16384.0).backward()" in answer.reason
+    assert (answer.code, answer.in_fp32) == ("HG611", "fine")
+    assert answer.trials[0].name == "the whole step in FP32"
+    assert answer.trials[0].good
+    assert answer.cure.trial.endswith(PROOF)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.investigation.bus import BackwardCall, HookBus
-from halfguard.investigation.detectors import RoundedPositions, SmallGradients
+from halfguard.investigation.detectors import RoundedIntegers, SmallGradients
 from halfguard.investigation.lost_updates import LostUpdates
 from halfguard.investigation.passes import Made, Misused
 
@@ -21,7 +21,7 @@ class Looking(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.positions = RoundedPositions(HookBus())
+        self.positions = RoundedIntegers(HookBus())
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
@@ -205,3 +205,23 @@ def test_a_learning_rate_of_0_loses_no_updates(rate: float | torch.Tensor) -> No
     bus.remove()
     assert not [*updates.found(Made(), "")]
     assert updates._shares == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype", "rounded"),
+    [
+        (torch.tensor([3.0, 2900.0]).half(), torch.int64, True),
+        (torch.tensor([3.0, 300.0]).bfloat16(), torch.int32, True),
+        (torch.tensor([3.0, 2000.0]).half(), torch.int64, False),  # exact
+        (torch.tensor([0.5, 2900.0]).half(), torch.int64, False),  # no ids
+        (torch.tensor([3.0, 2900.0]), torch.int64, False),
+        (torch.tensor([3.0, 2900.0]).half(), torch.bool, False),
+        (torch.tensor([3.0, 2900.0]).half(), torch.float32, False),
+    ],
+)
+def test_ids_that_were_kept_in_half_are_told_if_fp32_confirms_it(
+    numbers: torch.Tensor, dtype: torch.dtype, rounded: bool
+) -> None:
+    with Looking() as looking:
+        numbers.to(dtype)
+    assert [one.unsure for one in looking.positions.found(Made(), "")] == [True] * rounded

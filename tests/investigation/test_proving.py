@@ -52,6 +52,13 @@ def test_cures_are_run_in_order_until_one_is_good() -> None:
     assert "mat1 and mat2" in proven.trials[1].note
 
 
+def test_how_far_the_patched_script_was_run_is_told() -> None:
+    _, proven = run_all(cure("a"), a=GOOD)
+    assert proven.trials[0].note == "stopped after 54 steps"
+    _, proven = run_all(cure("a"), a=GOOD.model_copy(update={"ended": "finished"}))
+    assert proven.trials[0].note == "ended after 54 steps"
+
+
 def test_what_its_own_run_refutes_is_not_recommended_but_another_cure_that_was_tried() -> None:
     tried = cure("b", trial="this line in FP32")
     _, proven = run_all(cure("a"), tried, a=BAD, b=BAD)

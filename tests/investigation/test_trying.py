@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from halfguard.investigation.bus import HookBus
@@ -94,3 +94,20 @@ def _check(computed: Computed, start: Start) -> None:
     start(loss, x)
     assert len(SEEN) > forward
     assert set(SEEN) == {torch.float32}
+
+
+def test_half_weights_beside_fp32_copies_are_lifted_too() -> None:
+    process = FORKED.Process(target=_check_copies)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def _check_copies() -> None:
+    bus, model = HookBus(), nn.Linear(2, 1).half()
+    bus.install()
+    torch.optim.SGD([p.detach().float().requires_grad_() for p in model.parameters()], lr=0.1)
+    force_fp32(bus, bus.changes)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad.dtype == torch.float32

@@ -52,6 +52,8 @@ def test_the_line_and_the_verdict(
     assert (answer.culprit.file, answer.culprit.line) == (name, culprit_line(name))
     assert (answer.step, answer.culprit.op, answer.in_fp32) == (step, op, in_fp32)
     assert answer.cure is not None or answer.advice
+    if "skipped" in answer.loss_scale:  # a backward pass is a step, or one that was skipped
+        assert answer.loss_scale.endswith(f"; {answer.backward - answer.steps} steps skipped")
 
 
 def test_a_loop_without_an_optimizer_and_data_from_beside_the_folder(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Culprit, Cure, ReplayTrial, TensorRange
-from halfguard.records.script_answer import ScriptAnswer
+from halfguard.records.script_answer import InFP32, ScriptAnswer
 from halfguard.report.html import to_html
 from halfguard.report.markdown import to_markdown
 from halfguard.report.script_answer import script_answer_page
@@ -98,7 +98,10 @@ def test_a_good_run_tells_calibration_and_what_to_try() -> None:
         next="halfguard lint .",
     )
     text = to_markdown(script_answer_page(answer))
-    assert "No NaN or Inf in 30 backward passes (BF16 autocast)" in text
+    assert (
+        "No NaN or Inf in 30 backward passes, except where the scaler skipped the step (BF16 autocast)"
+        in text
+    )
     assert "Skipped steps are normal only at the start, while the loss scale calibrates." in text
     assert "halfguard lint ." in text
     none = answer.model_copy(
@@ -179,3 +182,55 @@ def test_no_page_shows_a_secret_of_the_command_or_of_its_output() -> None:
         for text in (to_html(page), to_markdown(page)):
             assert "hunter2" not in text
             assert "bad.py --token" in text
+
+
+STEP, SCRIPT = "the whole step in FP32", "the script in FP32, from its first line"
+
+
+@pytest.mark.parametrize(
+    ("in_fp32", "step", "script", "told"),
+    [
+        ("fine", True, True, "In FP32 this step is fine."),
+        ("fine", False, True, "with this step alone in FP32 it does not."),
+        ("fails", True, False, "In FP32 this step is fine, but run in FP32 from its first line"),
+        ("fails", False, False, "In FP32 this step fails as well"),
+    ],
+)
+def test_what_fp32_changes_agrees_with_its_trials(
+    in_fp32: InFP32, step: bool, script: bool, told: str
+) -> None:
+    trials = (ReplayTrial(name=STEP, good=step), ReplayTrial(name=SCRIPT, good=script))
+    answer = BAD.model_copy(update={"in_fp32": in_fp32, "trials": trials, "cure": None})
+    assert told in to_markdown(script_answer_page(answer))
+
+
+@pytest.mark.parametrize(
+    ("note", "told"),
+    [
+        ("stopped after 149 steps", "start (stopped after 149 steps; later steps are untested)."),
+        ("ended after 400 steps", "from the start."),
+    ],
+)
+def test_how_far_a_patch_was_verified_is_told(note: str, told: str) -> None:
+    proof = "the patched script, run from the start"
+    cure = Cure(what="operation", sentence="Keep it in FP32.", trial=proof)
+    update = {"cure": cure, "trials": (ReplayTrial(name=proof, good=True, note=note),)}
+    assert told in to_markdown(script_answer_page(BAD.model_copy(update=update)))
+
+
+def test_a_silent_fault_begins_with_what_it_is_and_whether_it_was_fixed() -> None:
+    answer = ScriptAnswer(
+        script="train.py",
+        outcome="trains wrongly",
+        backward=9,
+        advice="Gradients were clipped at train.py:7: clip(x). Unscale them first.",
+    )
+    text = to_markdown(script_answer_page(answer))
+    told = "In short: gradients were clipped at train.py:7: clip(x). No fix was tested."
+    assert told in text.replace("\\", "")
+
+
+def test_skipped_steps_are_in_the_title_of_a_good_run() -> None:
+    scaler = "initial loss scale 65536, final loss scale 8192; 3 steps skipped"
+    answer = ScriptAnswer(script="a.py", outcome="nothing bad", backward=9, loss_scale=scaler)
+    assert script_answer_page(answer).title.endswith("except where the scaler skipped the step")

@@ -225,7 +225,7 @@ def answer_good_run(
         headroom=_headroom(headroom, inspected),
         swallowed=swallowed,
         notes=(*_notes(first, shared), *_audit_notes(first, inspected)),
-        next=_next(target, first, headroom),
+        next=_next(target, first),
     )
 
 
@@ -277,13 +277,11 @@ def _loss_scale(scaler: ScalerFacts) -> str:
     return f"initial loss scale {scaler.first:g}, final loss scale {scaler.last:g}; {skipped}"
 
 
-def _next(target: Target, first: PassResult, headroom: Headroom | None) -> str:
+def _next(target: Target, first: PassResult) -> str:
     if first.autocast_off:
         return f"halfguard why --emulate {target}"
     if not first.backward:
         return "halfguard lint ."
-    if headroom is not None and headroom.largest > headroom.limit / 8:
-        return "halfguard probe FILE.py:FUNCTION"
     return (
         f"halfguard why {target}" if first.ended in ("steps", "interrupted") else "halfguard lint ."
     )

@@ -33,6 +33,7 @@ from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
 from halfguard.repairs import masks, scaling, settings, steps
+from halfguard.repairs.casts import leave_out_cast
 from halfguard.repairs.fp32_weights import fp32_weights, island
 from halfguard.repairs.stable_operation import make_patch
 
@@ -68,6 +69,7 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
         *_micro_batches(culprit),
         *_mask(found, culprit),
         *_added_masks(culprit),
+        *_cast(culprit, found.exact),
         *_misuse(found, culprit, event),
     ]
     before += _zero_eps(found, culprit, event)
@@ -131,6 +133,17 @@ def _mask(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
         yield from untried(advise_on_mask(found.mask, culprit), patch, "HG101")
 
 
+def _cast(culprit: Culprit, exact: float) -> Iterator[Cure]:
+    """Yield numbers that stay in FP32, if a cast of the user is what they do not fit into."""
+    if culprit.op == "to" and culprit.phase == "forward" and culprit.dtype in HALF_NAMES:
+        yield from untried(
+            f"Values up to {exact:.6g} do not fit into {culprit.dtype}, to which they are cast at "
+            f"{culprit.place}. Keep them in FP32 there, and cast what is computed from them.",
+            leave_out_cast((culprit.file, culprit.line)),
+            "HG601",
+        )
+
+
 def _added_masks(culprit: Culprit) -> Iterator[Cure]:
     """Yield smaller masks, if two of them were added."""
     low = min((one.low for one in culprit.inputs if math.isfinite(one.low)), default=0.0)
@@ -189,7 +202,8 @@ def _last_resorts(found: PassResult, culprit: Culprit) -> Iterator[Cure]:
     }
     for dtype, what in ways.items():
         patch = fp32_weights(half, dtype, made.half_callers)
-        yield from untried(f"{what}: {range_of}. {where}", patch, "HG601")
+        code = "HG611" if culprit.phase == "backward" else "HG601"
+        yield from untried(f"{what}: {range_of}. {where}", patch, code)
 
 
 def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> Iterator[Cure]:
@@ -224,9 +238,24 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
         yield _precision(good["bf16"], "bf16-mixed", why, patch)
     if "fp32" in good:
         patch = settings.autocast_region(found.made.autocast, "enabled", "False")
-        yield _precision(good["fp32"], "fp32", "no smaller change fixed the step", patch)
+        yield _precision(good["fp32"], "fp32", _why_fp32(found.trials), patch)
     if stable is not None and not learns and "fp32" not in good:  # no gradient: an empty batch
         yield _operation(stable, culprit).model_copy(update={"trial": ""})
+
+
+def _why_fp32(trials: tuple[TrialResult, ...]) -> str:
+    """Return what is known of changes that are smaller than FP32 everywhere."""
+    smaller = [one.trial for one in trials if one.plan.kind != "fp32"]
+    errors = [one.error_as_written for one in smaller if one.good]
+    if errors and all(error is not None and error > FAR for error in errors):
+        least = min(error for error in errors if error is not None)
+        return (
+            "smaller changes keep the step finite, but their gradients are at least "
+            f"{least:.0%} from those of FP32"
+        )
+    if errors:
+        return "no smaller change has a patch that was verified"
+    return f"no smaller change {'that was tried fixes the step' if smaller else 'was tried'}"
 
 
 def _use_bfloat16(place: Place | None, script: str) -> str:

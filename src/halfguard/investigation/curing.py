@@ -104,6 +104,7 @@ FAILED = "the script, patched"
 SOON_SECONDS = 60.0  # of the first pass
 SOON_STEPS = 1000
 _FURTHER = 50  # optimizer steps
+_LONGER = 4  # times as far as FP32 a patched script runs: what it has only put off may fail again
 _MOST = 6  # patches
 _SECONDS = 300.0  # for all of them
 # Trials of these change torch's state; their patches are edits of other lines, which no trial has run.
@@ -147,12 +148,14 @@ def prove(cures: Sequence[Cure], run: RunPatched, judge: Judge) -> Proven:
         spent += result.seconds
         wrong = judge(result, cure)
         if not wrong:
-            note = f"{result.steps} steps, {result.backward} backward passes"
+            ended = "ended" if result.ended in ("finished", "exited") else "stopped"
+            note = f"{ended} after {result.steps} steps"
             trials.append(ReplayTrial(name=PROOF, good=True, loss=result.loss, note=note))
             shown = f"{cure.trial}; {PROOF}" if cure.trial else PROOF
             return Proven(cure.model_copy(update={"trial": shown}), tuple(trials))
         refuted.add(patch)
-        name = f"{FAILED}: {cure.trial or cure.what}"
+        edit = next((row[1:] for row in patch.splitlines()[2:] if row.startswith("+")), cure.what)
+        name = f"{FAILED}: {cure.trial or edit.strip()}"
         trials.append(ReplayTrial(name=name, good=False, loss=result.loss, note=wrong[:200]))
     best = best_tried([cure for cure in cures if cure.patch not in refuted])
     if best is not None and is_source_patch(best.patch):  # there was no time for it
@@ -202,6 +205,7 @@ _FEWEST_STEPS = 3  # which an audit needs to tell anything
 _KEPT = 0.8  # of the norm of the gradients in FP32
 _NOISY = 0.5  # relative error of gradients
 _IN_FP32: tuple[TrialKind, ...] = ("statement", "slice", "function")
+_ROUNDED = ("rounded integers", "lost digits", "lost increments")  # maybe where a cast was made
 
 
 def cure_bad_run(
@@ -234,7 +238,7 @@ def cure_bad_run(
     def judge(result: PassResult, cure: Cure) -> str:
         return failure(result, event) or _worse(one, reference, cure)
 
-    proven = prove(cures, lambda patch: _run_patched(one, patch, steps, seconds), judge)
+    proven = prove(cures, lambda patch: _run_patched(one, patch, _LONGER * steps, seconds), judge)
     trials = (reference.trial(event), *proven.trials)
     trials = trials if reference.result.backward else proven.trials
     if proven.cure is not None and step != "unknown" and in_fp32 == "fails":
@@ -289,7 +293,9 @@ def cure_good_run(
     cures: dict[str, tuple[Cure, Misused]] = {}
     with contextlib.chdir(one.base):
         for misused in confirmed:
-            for cure in (*cures_of(misused, first), *_fp32_lines(one, misused)):
+            kept = map(leave_out_cast, reference.result.casts if misused.kind in _ROUNDED else ())
+            late = (cure for way in kept for cure in untried(misused.sentence, way, misused.code))
+            for cure in (*cures_of(misused, first), *_fp32_lines(one, misused), *late):
                 cures.setdefault(cure.patch, (cure, misused))
 
     def run(patch: str) -> PassResult | None:

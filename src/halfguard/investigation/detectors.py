@@ -381,38 +381,66 @@ class WrongGradients(Detector):
         return [None if g is None else (id(g), g._version) for g in self._sampled(optimizer)]
 
 
-class RoundedPositions(Detector):
-    """Whole numbers in a row that become half, where neighbours become equal."""
+class RoundedIntegers(Detector):
+    """Whole numbers that half rounds: positions in a row that become half, or ids that were kept in half."""
 
     code = "HG117"
     _FEWEST = 16  # fewer numbers in a row are no positions
-    _place: Place | None = None
-    _dtype = ""
+    _seen: Misused | None = None
 
     def on_operation(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        if self._place is not None or func.overloadpacket.__name__ != "_to_copy":
+        given = args[0] if args else None
+        if self._seen is not None or func.overloadpacket.__name__ != "_to_copy":
             return
-        numbers = args[0] if args else None
-        if not isinstance(numbers, Tensor) or not isinstance(out, Tensor):
+        if not isinstance(given, Tensor) or not isinstance(out, Tensor):
             return
-        whole = not numbers.is_floating_point() and not numbers.is_complex()
-        if whole and out.dtype in HALF_DTYPES and self._collide(numbers, out):
-            self._place, self._dtype = user_place(), dtype_name(out.dtype)
+        if out.dtype in HALF_DTYPES and _is_whole(given) and self._collide(given, out):
+            text = (
+                "Positions are cast to {dtype} at {place}. Integers above {limit:g} are rounded, so "
+                "neighboring positions become equal. Compute the positions in FP32."
+            )
+            self._note(text, out.dtype, unsure=False)
+        elif given.dtype in HALF_DTYPES and _is_whole(out) and _are_ids(given):
+            text = (
+                "Integers are read from {dtype} values at {place}. {dtype} rounds integers above "
+                "{limit:g}, so different ids become equal. Keep them as integers, or in FP32."
+            )
+            self._note(text, given.dtype, unsure=True)
 
     def _collide(self, numbers: Tensor, out: Tensor) -> bool:
-        if numbers.dim() != 1 or numbers.numel() < self._FEWEST or numbers.dtype == torch.bool:
+        if numbers.dim() != 1 or numbers.numel() < self._FEWEST:
             return False
         in_a_row = bool((numbers[1:] - numbers[:-1] == 1).all())
         return in_a_row and bool((out[1:] == out[:-1]).any())
 
+    def _note(self, text: str, dtype: torch.dtype, *, unsure: bool) -> None:
+        place = user_place()
+        if place is None:
+            return
+        shown = {"dtype": dtype_name(dtype), "limit": _most_exact(dtype)}
+        text = text.format(place=describe_place(place), **shown)
+        seen = Misused(kind="rounded integers", code=self.code, sentence=text, place=place)
+        self._seen = seen.model_copy(update={"unsure": unsure})
+
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
-        if self._place is not None:
-            text = (
-                f"Positions are cast to {self._dtype} at {describe_place(self._place)}. Integers "
-                f"above {2048 if self._dtype == 'float16' else 256} are rounded, so neighboring "
-                "positions become equal. Compute the positions in FP32."
-            )
-            yield Misused(kind="rounded integers", code=self.code, sentence=text, place=self._place)
+        if self._seen is not None:
+            yield self._seen
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    return not floats and tensor.dtype != torch.bool
+
+
+def _most_exact(dtype: torch.dtype) -> float:
+    """Return the number up to which a dtype has every integer."""
+    return 2 / torch.finfo(dtype).eps
+
+
+def _are_ids(numbers: Tensor) -> bool:
+    """Return whether half numbers are all whole, and some beyond the last one that is exact."""
+    beyond = (numbers > _most_exact(numbers.dtype)) & numbers.isfinite()
+    return bool(beyond.any()) and bool((numbers == numbers.trunc()).all())
 
 
 class SmallGradients(Detector):

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from halfguard.investigation.advice import advise_on_swallowed
 from halfguard.investigation.bus import BackwardCall, HookBus
 from halfguard.investigation.caught_errors import CaughtErrors
-from halfguard.investigation.detectors import RoundedPositions, SmallGradients
+from halfguard.investigation.detectors import RoundedIntegers, SmallGradients
 from halfguard.investigation.lost_digits import LostDigits
 from halfguard.investigation.lost_updates import LostIncrements, LostUpdates
 from halfguard.investigation.passes import (
@@ -120,7 +120,7 @@ class Inspecting:
         )
         self._increments = LostIncrements(bus)
         self._detectors = (
-            RoundedPositions(bus),
+            RoundedIntegers(bus),
             self._updates,
             self._gradients,
             self._digits,

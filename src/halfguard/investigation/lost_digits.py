@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from halfguard.dist.collectives import world_size
+from halfguard.formats import dtype_name
 from halfguard.investigation.bus import BackwardCall, HookBus
 from halfguard.investigation.detectors import Detector
 from halfguard.investigation.passes import Made, Misused
@@ -35,7 +36,7 @@ class LostDigits(Detector):
         self._is_wanted = False
         self._left = _TRIES if world_size() == 1 else 0
         self._found: tuple[LineInFloat, ...] = ()
-        self._backward = 0
+        self._backward, self._dtype = 0, ""
 
     def look_for(self) -> None:
         """Tape the next step; it begins when the optimizer has stepped, or when a model is called."""
@@ -88,6 +89,7 @@ class LostDigits(Detector):
             if step.dtype is None or tape.is_full or not step.is_finite:
                 return
             self._found = attribute(step, step.dtype).findings
+            self._dtype = dtype_name(step.dtype)
         self._is_wanted, self._backward = False, self.bus.backward
 
     def _weights(self) -> set[int]:
@@ -105,6 +107,7 @@ class LostDigits(Detector):
                 sentence=_sentence(*self._found),
                 place=(file, int(line)),
                 backward=self._backward,
+                dtype=self._dtype,
                 unsure=True,
             )
 

@@ -36,7 +36,8 @@ class Crash:
 
     @property
     def _known(self) -> _Known | None:
-        return next((one for one in _KNOWN if re.search(one.pattern, self.error)), None)
+        found = (one for one in _KNOWN if re.search(one.pattern, self.error))
+        return next((one for one in found if one.is_at(self.place)), None)
 
     @property
     def code(self) -> str:
@@ -61,6 +62,7 @@ class Crash:
             *getattr(re.search(_NO_KERNEL, self.error), "groups", tuple)(),
             at=_sentence("The line is {}.", self.place),
             half=half + _sentence("That line was called at {}.", caller),
+            mixed="16-bit weights were" if half else "A 16-bit tensor was",
             optimizer=_sentence("It was made at {}.", made.optimizer),
             copied=_sentence("A model was copied later at {}.", made.copied),
         )
@@ -140,10 +142,13 @@ class _Known:
     code: str
     text: str
     repairs: Callable[[Crash], Iterable[str]]
+    is_at: Callable[[Place | None], bool] = lambda _: True  # where it is raised
 
 
 _OF_SCALER = ("HG202", "HG303", "HD106")
 _LABEL = r"Target (-?\d+) is out of bounds"
+# Of Linear and of convolutions; with other dtypes half is not to blame.
+_MIXED = "same dtype.*(Half|BFloat16)|type .*(Half|BFloat16).* should be the same"
 _NO_KERNEL = r'"([^"]*)" not implemented for .(Half|BFloat16)\b'
 _KNOWN = (
     _Known(
@@ -203,10 +208,20 @@ _KNOWN = (
         "source.to(target.dtype).{at}",
         lambda one: (casts.cast_source(one.place),),
     ),
-    _Known(  # of Linear and of convolutions; with other dtypes half is not to blame
-        "same dtype.*(Half|BFloat16)|type .*(Half|BFloat16).* should be the same",
+    _Known(
+        _MIXED,
         "HD110",
-        "16-bit weights were combined with FP32 inputs outside autocast. Keep the weights in FP32 "
+        "The backward pass of an autograd.Function runs without autocast, and combines an FP32 tensor "
+        "with a 16-bit one, such as one that its forward pass saved under autocast. Decorate forward "
+        "with torch.amp.custom_fwd(..., cast_inputs=torch.float32) and backward with "
+        "torch.amp.custom_bwd(...).{at}",
+        lambda one: (casts.custom_autocast(one.place),),
+        casts.is_custom_backward,
+    ),
+    _Known(
+        _MIXED,
+        "HD110",
+        "{mixed} combined with FP32 inputs outside autocast. Keep the weights in FP32 "
         "and run the model under torch.autocast, or cast the inputs.{at}{half}",
         lambda one: (*fp32_weight_patches(one.made), casts.float_arguments(one.place, one.error)),
     ),
@@ -217,6 +232,13 @@ _KNOWN = (
         "labels from 0, or give the model an output for each label. To leave out padding, label it -100, or "
         "pass its label as ignore_index.{at}",
         lambda one: (masks.labels_from_zero(one.place),),
+    ),
+    _Known(
+        "unsupported ScalarType BFloat16",
+        "HD100",
+        "NumPy has no bfloat16, so a bfloat16 tensor cannot become an array. Call .float() before "
+        ".numpy().{at}",
+        lambda one: (casts.float_before_numpy(one.place),),
     ),
     _Known(
         _NO_KERNEL,
@@ -243,13 +265,23 @@ def cures_of(one: Misused, first: PassResult) -> list[Cure]:
     else:
         make = _PATCHES.get(one.kind)
         found = [] if make is None else list(make(one, first))
-    # A schedule that was not given to prepare: Accelerate moves it.
-    schedule = one.place if one.kind == "schedule" else None
-    patch, lines = settings.add_to_prepare.with_places(schedule)
-    text = f"{one.sentence} Accelerate does so if the schedule is passed to it: "
-    prepared = untried(f"{text}{describe_place(next(iter(lines), None))}.", patch, one.code)
     ways = dict.fromkeys(found)
-    return [*prepared, *(cure for way in ways for cure in untried(one.sentence, way, one.code))]
+    plain = (cure for way in ways for cure in untried(one.sentence, way, one.code))
+    return [*_by_framework(one, first), *plain]
+
+
+def _by_framework(one: Misused, first: PassResult) -> Iterator[Cure]:
+    """Yield cures that a framework does, if it is asked to on another line."""
+    if one.kind == "schedule":
+        text = "Accelerate does so if the schedule is passed to it"
+        patch, lines = settings.add_to_prepare.with_places(one.place)
+    elif one.kind == "lost updates":
+        text = "Lightning keeps them in FP32 with another precision"
+        patch, lines = settings.mixed_precision.with_places(first.made.half_weights)
+    else:
+        return
+    told = f"{one.sentence} {text}: {describe_place(next(iter(lines), None))}."
+    yield from untried(told, patch, one.code)
 
 
 def _schedule(one: Misused, first: PassResult) -> Iterator[str]:
@@ -268,7 +300,7 @@ def _add_scaler(one: Misused, first: PassResult) -> Iterator[str]:
 
 def _fp32_weights(one: Misused, first: PassResult) -> Iterator[str]:
     made = first.made
-    half = one.place if one.kind == "bad buffer" else made.half_weights
+    half = one.place if one.kind == "bad buffer" else made.half_weights or made.half_module
     known = {"half_weights": half, "half_dtype": one.dtype or made.half_dtype}
     return fp32_weight_patches(made.model_copy(update=known))
 
@@ -301,7 +333,10 @@ _PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterable[str]]] = {
     "no scaler": _add_scaler,
     "lost updates": _fp32_weights,
     "bad buffer": _fp32_weights,
-    "lost increments": lambda _, first: [casts.leave_out_cast(first.made.half_module)],
-    "lost digits": lambda one, _: [casts.leave_out_cast(one.place)],
+    "lost increments": lambda one, first: [
+        casts.leave_out_cast(first.made.half_module),
+        *_fp32_weights(one, first),
+    ],
+    "lost digits": lambda one, first: [casts.leave_out_cast(one.place), *_fp32_weights(one, first)],
     "rounded integers": lambda one, _: [casts.float_positions(one.place)],
 }

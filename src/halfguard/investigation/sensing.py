@@ -145,7 +145,7 @@ class Sensing:
             new = [g for g in bad if g.untyped_storage()._cdata not in stale]
         self._overflowed = bool(bad) and call.scaled
         if new and not call.scaled:
-            self._found("gradients", "gradients were NaN or Inf after a backward pass")
+            self._found("gradients", "gradients were NaN or Inf after a backward pass", done=1)
         elif call.scaled:
             self._note_scale()
             if new:
@@ -162,7 +162,7 @@ class Sensing:
         self._last_skip = self._event("scale", "")
         why = self._rule.overflow(self._scales.last)
         if why:
-            self._found("scale", why)
+            self._found("scale", why, done=1)
 
     def on_backward_failed(self, error: RuntimeError) -> None:
         if "nan values" in str(error):  # torch.autograd.detect_anomaly
@@ -242,10 +242,14 @@ class Sensing:
             place=user_place(),
         )
 
-    def _found(self, kind: EventKind, how: str, *, backward: int | None = None) -> NoReturn:
+    def _found(
+        self, kind: EventKind, how: str, *, backward: int | None = None, done: int = 0
+    ) -> NoReturn:
+        """End the pass; ``done`` backward passes are finished, but not counted yet."""
         event = self._broken() if kind == "loss" else None
         event = event or self._event(kind, how, backward=backward)
-        self._leave(self._result("event", event=event))
+        result = self._result("event", event=event)
+        self._leave(result.model_copy(update={"backward": result.backward + done}))
 
     def _result(self, ended: Ended, *, event: Event | None = None, error: str = "") -> PassResult:
         return PassResult(

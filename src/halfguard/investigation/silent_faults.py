@@ -84,13 +84,16 @@ class DividedTwice(Detector):
 
 def _twice(loss: Tensor) -> float:
     """Return by what a loss was divided twice in a row; 0 if it was not."""
-    outer = _divisor(loss.grad_fn)
-    inner = _divisor(loss.grad_fn.next_functions[0][0]) if outer and loss.grad_fn else 0.0
+    outer = constant_of(loss.grad_fn, "DivBackward0")
+    if not outer or loss.grad_fn is None:
+        return 0.0
+    inner = constant_of(loss.grad_fn.next_functions[0][0], "DivBackward0")
     return outer if outer == inner else 0.0
 
 
-def _divisor(node: Any) -> float:
-    by = getattr(node, "_saved_other", None) if node and node.name() == "DivBackward0" else None
+def constant_of(node: Any, name: str) -> float:
+    """Return the number that a node of this name multiplies or divides by; 0 if it is another node."""
+    by = getattr(node, "_saved_other", None) if node and node.name() == name else None
     return float(by) if isinstance(by, Tensor) and by.numel() == 1 else 0.0
 
 

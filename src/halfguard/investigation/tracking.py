@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.dist.collectives import world_size
-from halfguard.formats import dtype_name
+from halfguard.formats import BF16, FP16, dtype_name
+from halfguard.investigation.advice import describe_place
 from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
 from halfguard.investigation.held_step import HeldProcess, HeldStep, Snapshot, running_frames
 from halfguard.investigation.made_places import MadePlaces
@@ -40,6 +41,7 @@ from halfguard.investigation.passes import (
     leave,
 )
 from halfguard.investigation.reasons import BadCall, find_reason
+from halfguard.investigation.silent_faults import constant_of
 from halfguard.investigation.trying import Approach, Trying, run_trials
 from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.records.autopsy import Culprit, CulpritKind
@@ -55,6 +57,7 @@ from halfguard.tracing.origins import Origin
 _MOST = 50  # origins that are run again
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _UNKNOWN = math.nan
+_LIMITS = {"float16": FP16.largest, "bfloat16": BF16.largest}
 _HIDES = ("nan_to_num", "nan_to_num_")
 _PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "matmul", "conv1d", "conv2d")
 
@@ -161,6 +164,7 @@ class Tracking(Approach):
         self._optimizer: torch.optim.Optimizer | None = None  # that stepped
         self._bad_before: set[int] = set()  # storages of parameters, when tracking began
         self._loss = math.nan
+        self._factor, self._scaled_at = 0.0, ""  # of a loss that the script scales itself
         self._random: Any = None  # before the batch of the step was made
         self._before: Snapshot | None = None  # of a step that is repeated in place
         self._older: list[FrameType] = []  # that ran when tracking began
@@ -217,6 +221,9 @@ class Tracking(Approach):
         if self.has_begun and call.accumulates:
             with self.bus.unobserved():
                 self._loss = first_number(call.losses)
+                loss = next(iter(call.losses), None)
+                self._factor = constant_of(getattr(loss, "grad_fn", None), "MulBackward0")
+                self._scaled_at = describe_place(user_place())
             self._answer_if_bad(call.losses)
             if self.event.kind == "parameters":
                 self._answer_if_bad(self.bus.parameters)
@@ -280,7 +287,7 @@ class Tracking(Approach):
             culprit=culprit,
             exact=exact,
             mask=self._watch.masks.get(origin.index),
-            reason=self._watch.reasons.get(origin.index),
+            reason=self._with_scale(self._watch.reasons.get(origin.index), culprit, exact),
             # 0 / 0 has a harmless stable form; an infinity would only become a large number.
             of_data=origin.index in self._watch.of_data
             and math.isinf(exact)
@@ -298,6 +305,18 @@ class Tracking(Approach):
                 self._report(result.model_copy(update={"trials": done}))
             result = result.model_copy(update={"trials": done})
         self._leave(result)
+
+    def _with_scale(self, reason: Reason | None, culprit: Culprit, exact: float) -> Reason | None:
+        """Add the constant by which the script multiplies its loss, if gradients fit without it."""
+        limit = _LIMITS.get(culprit.dtype, math.inf)
+        is_scaled = culprit.phase == "backward" and self._factor > 1
+        if reason is None or not is_scaled or not limit < exact < limit * self._factor:
+            return reason
+        text = (
+            f"{reason.text}; the loss was multiplied by {self._factor:g}, without which this is "
+            f"{exact / self._factor:.4g} ({self._scaled_at})"
+        )
+        return reason.model_copy(update={"text": text})
 
     def _in_place(self) -> HeldStep | None:
         """Return the step if its statements can be repeated in this process."""

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import SourceFile, called_name
+from halfguard.repairs.source_file import Place, SourceFile, called_name
 
 _WORDS = ("dtype", "half", "float16")
 _HALF = ("float16", "half", "bfloat16")
@@ -68,6 +68,48 @@ def call_in_fp32(file: SourceFile, line: int, kernel: str, index: int) -> None:
     if index < len(calls):
         given = calls[index].args[0]
         file.replace(given, f"{file.as_owner(given)}.float()")
+
+
+@Repair
+def float_before_numpy(file: SourceFile, line: int) -> None:
+    """Cast to FP32 before the only conversion to NumPy on a line: NumPy has no bfloat16."""
+    calls = file.calls_of(line, "numpy")
+    if len(calls) == 1 and (owner := _receiver(calls[0])) is not None:
+        file.replace(calls[0].func, f"{file.as_owner(owner)}.float().numpy")
+
+
+_DEVICE = 'device_type="cuda" if torch.cuda.is_available() else "cpu"'
+_DECORATORS = {
+    "forward": f"custom_fwd({_DEVICE}, cast_inputs=torch.float32)",
+    "backward": f"custom_bwd({_DEVICE})",
+}
+
+
+@Repair
+def custom_autocast(file: SourceFile, line: int) -> None:
+    """Run an autograd.Function in FP32: autocast may be on in its forward pass only."""
+    for one in _function_around(file, line):
+        named = isinstance(one, ast.FunctionDef) and _DECORATORS.get(one.name)
+        known = [file.source(d) for d in getattr(one, "decorator_list", ())]
+        if named and not any("custom_" in text for text in known):
+            file.insert_before(one, f"{' ' * one.col_offset}@torch.amp.{named}")
+
+
+def is_custom_backward(place: Place | None) -> bool:
+    """Return whether a line is in the backward pass of an autograd.Function."""
+    file = None if place is None else SourceFile.read(place[0])
+    function = None if file is None or place is None else file.function_at(place[1])
+    is_backward = function is not None and function.name == "backward"
+    return bool(is_backward and file and place and _function_around(file, place[1]))
+
+
+def _function_around(file: SourceFile, line: int) -> list[ast.stmt]:
+    """Return the body of the class around a line, if it is an autograd.Function."""
+    for node in (one for one in ast.walk(file.tree) if isinstance(one, ast.ClassDef)):
+        around = node.lineno <= line <= (node.end_lineno or 0)
+        if around and any(file.source(base).endswith("Function") for base in node.bases):
+            return node.body
+    return []
 
 
 _WRITERS = ("index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce", "index_put")

@@ -117,6 +117,16 @@ def framework_precision(file: SourceFile, line: int, value: str) -> None:  # noq
                 set_keyword(file, call, value, "True", instead_of="fp16")
 
 
+@Repair
+def mixed_precision(file: SourceFile, line: int) -> None:  # noqa: ARG001
+    """Keep the weights in FP32, wherever the file asks Lightning for 16-bit ones."""
+    for keyword in (keyword for call in file.calls for keyword in call.keywords):
+        constant = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+        if keyword.arg == "precision" and constant in ("bf16-true", "16-true"):
+            file.replace(keyword.value, f'"{constant.replace("true", "mixed")}"')
+            file.changed.append(keyword.value.lineno)
+
+
 _CONFIGS = ("TrainingArguments", "SFTConfig", "DPOConfig", "RewardConfig")
 
 

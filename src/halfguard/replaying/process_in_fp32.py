@@ -37,13 +37,13 @@ def process_in_fp32(
     optimizers: Iterable[torch.optim.Optimizer],
     casts: dict[Place, None],
 ) -> Iterator[FP32Arguments]:
-    """Run all that follows in FP32, with these parameters and the frozen ones; then they are as before.
+    """Run all that follows in FP32, with these parameters and all others; then they are as before.
 
     Yield the mode: it is off inside the function that it intercepts, such as the one that starts a backward
     pass, and has to be entered there again.
     """
-    half = [p for p in (*parameters, *_frozen_parameters()) if p.dtype in HALF_DTYPES]
-    kept = [(parameter, parameter.data, parameter.grad) for parameter in half]
+    found = {id(p): p for p in (*parameters, *_other_parameters()) if p.dtype in HALF_DTYPES}
+    kept = [(parameter, parameter.data, parameter.grad) for parameter in found.values()]
     states = [(state, dict(state)) for one in optimizers for state in one.state.values()]
     default, were_on = torch.get_default_dtype(), [*map(torch.is_autocast_enabled, _DEVICES)]
     lift = FP32Arguments(casts)
@@ -74,13 +74,12 @@ def process_in_fp32(
             state.update(before)
 
 
-def _frozen_parameters() -> list[Tensor]:
-    """Return parameters that no optimizer has, such as those of a model with adapters.
+def _other_parameters() -> list[Tensor]:
+    """Return parameters that an optimizer may not have: frozen ones, or half ones beside FP32 copies.
 
     Where a library multiplies them in a function of its own, no argument of torch is lifted.
     """
-    found = [one for one in gc.get_objects() if issubclass(type(one), nn.Parameter)]
-    return [one for one in found if not one.requires_grad]
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Parameter)]
 
 
 class FP32Arguments(TorchFunctionMode):

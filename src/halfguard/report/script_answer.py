@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from halfguard.catalogue import entry
@@ -18,8 +19,9 @@ _FP32 = {
     "unknown": "It is unknown whether the step is finite in FP32.",
 }
 _PROVEN, _PATCHED = "the patched script", "the script, patched"  # names of trials
+_STEP, _SCRIPT = "the whole step in FP32", "the script in FP32, from its first line"
 _TITLES = {
-    "nothing bad": "No NaN or Inf in {passes}{ran_in}",
+    "nothing bad": "No NaN or Inf in {passes}{skips}{ran_in}",
     "trains wrongly": "{fault}{ran_in}: no NaN or Inf in {passes}, but the result is wrong",
     "crashed": "The script crashed{ran_in}, without NaN or Inf",
     "interrupted": "Interrupted after {passes}{ran_in}: no NaN or Inf so far",
@@ -46,7 +48,12 @@ def _title(answer: ScriptAnswer) -> str:
         else "The script trains wrongly"
     )
     passes = _count(answer.backward, "backward pass", "es")
-    return _TITLES[answer.outcome].format(passes=passes, ran_in=ran_in, fault=fault)
+    skips = ", except where the scaler skipped the step" if _has_skipped(answer) else ""
+    return _TITLES[answer.outcome].format(passes=passes, ran_in=ran_in, fault=fault, skips=skips)
+
+
+def _has_skipped(answer: ScriptAnswer) -> bool:
+    return bool(answer.loss_scale) and not answer.loss_scale.endswith("; 0 steps skipped")
 
 
 def _code(answer: ScriptAnswer) -> Iterator[Block]:
@@ -112,12 +119,35 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
         *place,
         *([f". {_sentence(answer.reason)}"] if answer.reason else []),
         *([". The cause is at ", Mono(answer.cause)] if answer.cause else []),
-        f". {_FP32[answer.in_fp32]}{_fixed(answer)}",
+        f". {_in_fp32(answer)}{_fixed(answer)}",
     )
+
+
+def _in_fp32(answer: ScriptAnswer) -> str:
+    """Return whether FP32 helps; a step in FP32 may end otherwise than the script from its first line."""
+    good = {trial.name: trial.good for trial in answer.trials}
+    step, script = good.get(_STEP), good.get(_SCRIPT)
+    if answer.in_fp32 == "fine" and step is False and script:
+        return (
+            "Run in FP32 from its first line, the script passes this step; with this step alone in "
+            "FP32 it does not."
+        )
+    if answer.in_fp32 == "fails" and step and script is False:
+        return (
+            "In FP32 this step is fine, but run in FP32 from its first line, the script fails as "
+            "well, so 16-bit precision is not the only cause."
+        )
+    return _FP32[answer.in_fp32]
 
 
 def _sentence(clause: str) -> str:
     return clause[:1].upper() + clause[1:]
+
+
+def _first_sentence(text: str) -> str:
+    first = re.split(r"\.(?: (?=[A-Z])|$)", text, maxsplit=1)[0]
+    word = first.partition(" ")[0]
+    return first[:1].lower() + first[1:] if word[1:].islower() or word == "A" else first
 
 
 def _fixed(answer: ScriptAnswer) -> str:
@@ -125,14 +155,21 @@ def _fixed(answer: ScriptAnswer) -> str:
     if answer.cure is None or not answer.cure.trial:
         return ""
     on_step, proven, _ = answer.cure.trial.partition(_PROVEN)
+    how = "by running the patched script from the start" + _how_far(answer)
     if proven and not on_step:
-        return " The patch below was verified by running the patched script from the start."
+        return f" The patch below was verified {how}."
     if proven:
-        verified = "on this step and by running the patched script from the start"
-        return f" Fix: {fix_words(on_step.removesuffix('; '))}. Verified {verified}."
+        return f" Fix: {fix_words(on_step.removesuffix('; '))}. Verified on this step and {how}."
     in_vain = any(one.name.startswith(_PATCHED) and not one.good for one in answer.trials)
     later = " The patched script failed at a later step." if in_vain else ""
     return f" Fix for this step: {fix_words(answer.cure.trial)}.{later}"
+
+
+def _how_far(answer: ScriptAnswer) -> str:
+    """Return how far the patched script was run, if not to its end."""
+    ran = next((one for one in answer.trials if one.name.startswith(_PROVEN) and one.good), None)
+    stopped = ran is not None and ran.note.startswith("stopped")
+    return f" ({ran.note}; later steps are untested)" if ran is not None and stopped else ""
 
 
 def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
@@ -187,6 +224,10 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
 
 
 def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
+    told = answer.advice if answer.cure is None else answer.cure.sentence
+    if told:
+        fixed = " No fix was tested." if answer.cure is None else _fixed(answer)
+        yield Text(f"In short: {_first_sentence(told)}.{fixed}")
     yield Heading("What happened")
     last = "" if math.isnan(answer.loss) else f" Last loss: {answer.loss:.6g}."
     yield Text(Mono(answer.script), _ran(answer) + last)
@@ -196,7 +237,7 @@ def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
         yield Code(answer.log)
     if answer.loss_scale:
         text = f"Scaler: {answer.loss_scale}."
-        if not answer.loss_scale.endswith("; 0 steps skipped"):
+        if _has_skipped(answer):
             text += " Skipped steps are normal only at the start, while the loss scale calibrates."
         yield Text(text)
     if answer.headroom:

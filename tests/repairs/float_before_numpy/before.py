@@ -1,0 +1,2 @@
+# float_before_numpy()
+scores = (left + right).numpy(force=True)  # here

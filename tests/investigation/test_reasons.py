@@ -54,6 +54,11 @@ def distance() -> Tensor:
     return (z[None] - z[:, None]).pow(2).sum(-1).sqrt()
 
 
+def cross_entropy() -> Tensor:
+    p = numbers(20.0, -20.0).requires_grad_().sigmoid()
+    return functional.binary_cross_entropy(p.float(), torch.tensor([0.0, 1.0]))
+
+
 def moments() -> Tensor:
     x = numbers(9.0, 9.0, 9.0, dtype=brain).requires_grad_()
     return ((x * x).mean() - x.mean() * x.mean()).sqrt()
@@ -72,6 +77,7 @@ CASES = [
     ),
     (masked_row, "1 of 2 rows are fully masked: all of their scores are -Inf"),
     (distance, "its derivative is Inf at 0, which its input contains (9 of 9 values)"),
+    (cross_entropy, "; a result is rounded to 0 and 1 in float16 (sigmoid at "),
     (moments, "(cancellation) (sub at "),
     (clamped, "of clamp is -1 in float16 and has no effect (clamp at "),
     (lambda: zeros() / zeros().norm(), "the norm of a vector of zeros is 0"),

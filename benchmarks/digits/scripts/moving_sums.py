@@ -22,7 +22,7 @@ class Bursts(nn.Module):
         return self.head(self.net(moving.unsqueeze(1) - 20).amax(-1))
 
 
-def stream(count=64):
+def stream(count=24):
     events = 20 + 0.3 * torch.randn(count, 128)
     label = torch.randint(0, 2, (count, 1)).float()
     where = torch.randint(60, 110, (count, 1))
@@ -34,7 +34,7 @@ def main():
     torch.manual_seed(0)
     model = Bursts()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for step in range(160):
+    for step in range(100):
         events, label = stream()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             out = model(events)

@@ -82,9 +82,14 @@ def progress(text: str, total: int | None = None, *, alive: bool = True) -> Iter
 @contextmanager
 def _terminal_bar(text: str, total: int | None, *, alive: bool) -> Iterator[Bar]:
     from rich.console import Console  # noqa: PLC0415
-    from rich.progress import MofNCompleteColumn, Progress  # noqa: PLC0415
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn  # noqa: PLC0415
 
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    text_and_bar = Progress.get_default_columns()[:2]
+    columns = (
+        (*text_and_bar, TimeElapsedColumn())  # it has no end
+        if total is None
+        else (*Progress.get_default_columns(), MofNCompleteColumn())
+    )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, auto_refresh=alive) as shown:
         task = shown.add_task(text, total=total)

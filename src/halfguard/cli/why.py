@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from halfguard.records.script_answer import ScriptAnswer
 
 app = typer.Typer(add_completion=False)
+_DURATION = (
+    "The checks after the script's own run usually take 2 to 10 times as long as it. Press Ctrl-C to "
+    "end them; the answer then has what is known."
+)
 _NO_SCRIPT = "Name a Python script, or a module: halfguard why -m package.module."
 
 
@@ -47,7 +51,7 @@ def why(
 ) -> None:
     """Run a training script until a value is NaN or Inf; name the line, and a fix that was tested.
 
-    The script runs in a copy of the working folder, two or three times. Its own output is not shown.
+    The script runs in a copy of the working folder, several times. Its own output is not shown.
 
     Exit code 0: nothing is wrong; 1: NaN or Inf, a misuse, or a crash; 2: usage error.
     """
@@ -66,6 +70,8 @@ def why(
         from halfguard.investigation import Target, investigate  # noqa: PLC0415
     target = Target(name=script, is_module=is_module, arguments=tuple(arguments or ()))
     rank, ranks = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
+    if not rank:
+        typer.echo(_DURATION, err=True)
     with progress("", alive=False) as bar:  # it forks, and reports often
         answer = investigate(
             target,

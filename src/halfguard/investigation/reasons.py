@@ -25,6 +25,7 @@ _THROUGH = frozenset({
     "to", "sqrt", "rsqrt", "pow", "square", "abs", "neg", "mean", "sum", "amax", "clamp_max",
     "mul", "div", "clone", "cat", "index", "gather", "index_select", "stack", "expand", "prod",
     "where", "relu", "add", "sub", "rsub", "cumsum", "var", "std", "maximum", "minimum", "reciprocal",
+    "binary_cross_entropy", "binary_cross_entropy_backward", "squeeze", "view",
 })  # fmt: skip
 _NOT_CANCELLED = frozenset({"pow", "square", "sum", "mean", "abs"})  # a distance may be 0
 _CODES = {"is 0 in float16": "HG119"}
@@ -167,7 +168,12 @@ def _cast_down(bad: BadCall) -> Iterator[Reason]:
     given = bad.argument(0)
     if isinstance(given, Tensor) and math.isfinite(bad.exact):
         text = f"values up to {bad.exact:.6g} are cast to {bad.dtype}"
-        yield Reason(text=f"{text}, whose largest is {_largest(bad.dtype):g}")
+        text = f"{text}, whose largest is {_largest(bad.dtype):g}"
+        maker = bad.makers.get(given) if bad.culprit.phase == "backward" else None
+        source = None if maker is None else _source(maker)
+        if source is not None:  # that made a gradient so large
+            text = f"{text}; {source.lost} ({source.op} at {source.place})"
+        yield Reason(text=text)
 
 
 def _infinities(bad: BadCall) -> Iterator[Reason]:

@@ -288,3 +288,38 @@ def test_a_constant_loss_scale_is_named_and_half_weights_beside_copies_are_fp32_
     assert answer.trials[0].name == "the whole step in FP32"
     assert answer.trials[0].good
     assert answer.cure.trial.endswith(PROOF)
+
+
+HALF_WEIGHTS = """
+import torch
+from torch import nn
+
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Linear(8, 1)
+
+    def forward(self, x):
+        s = 40 * self.score(x).squeeze(-1)
+        w = torch.exp(s)
+        w = w / w.sum(-1, keepdim=True)
+        return (w.unsqueeze(-1) * x).sum(1)
+
+torch.manual_seed(0)
+model = nn.Sequential(Pool(), nn.Linear(8, 1)).half()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(12):
+    loss = model(torch.randn(32, 6, 8).half()).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(loss.item())
+"""
+
+
+def test_a_rewritten_expression_fits_the_next_layer_with_half_weights(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HALF_WEIGHTS)
+    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    assert answer.cure is not None
+    assert "+        w = torch.softmax(s.float(), -1).half()" in answer.cure.patch
+    assert PROOF in answer.cure.trial

@@ -53,8 +53,8 @@ def judge_fp32(trials: tuple[TrialResult, ...]) -> InFP32:
 def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
     """Return all cures, the best first; those without a trial only if their patch is certain.
 
-    Changes whose gradients are far from those of FP32 come after the others: they keep numbers finite, not
-    right. Where data is bad, no operation is changed.
+    Changes whose gradients are far from those of FP32 are left out: they keep numbers finite, not right.
+    Where data is bad, no operation is changed.
     """
     culprit = found.culprit
     if culprit is None:
@@ -75,7 +75,7 @@ def list_cures(found: PassResult, event: Event, script: str = "") -> list[Cure]:
     before += _zero_eps(found, culprit, event)
     after = [*_last_resorts(found, culprit), *_skipped(found, event)]
     far = {one.trial.name for one in found.trials if (one.trial.error_as_written or 0) > FAR}
-    tried = sorted(_cures(found, culprit, event, script), key=lambda cure: cure.trial in far)
+    tried = [cure for cure in _cures(found, culprit, event, script) if cure.trial not in far]
     return [*before, *tried, *after]
 
 

@@ -136,6 +136,7 @@ class TrialPlan(RecordPart):
     places: tuple[Place, ...] = ()
     module: str = ""
     scale: float | None = None
+    narrow: bool = False  # an expression that is rewritten in FP32 has a 16-bit result
 
 
 class PassPlan(FloatRecordPart):

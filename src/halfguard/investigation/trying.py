@@ -69,7 +69,7 @@ def run_trials(found: PassResult, event: Event, run: Run) -> Iterator[TrialResul
     if found.autocast == "float16":
         yield from (_judged(one, full) for one in _ran(run(BF16)))
     for plan in _line_trials(culprit, in_fp32=full.trial.good):
-        tried = _grown(plan, run) if plan.kind == "statement" else run(plan)
+        tried = _grown(plan, run) if plan.kind == "statement" else _narrowed(plan, run)
         if tried is not None and (plan.kind in _IN_FP32 or tried.stable or tried.rewrite):
             yield (judged := _judged(tried, full))
             near = not (judged.trial.error_as_written or 0) > FAR
@@ -113,6 +113,14 @@ def _grown(plan: TrialPlan, run: Run) -> TrialResult | None:
         plan = plan.model_copy(update={"places": places, "name": f"{lines} in FP32"})
         tried = run(plan)
     return tried
+
+
+def _narrowed(plan: TrialPlan, run: Run) -> TrialResult | None:
+    """Run a change; if a layer with 16-bit weights rejects a rewritten expression in FP32, cast its result."""
+    tried = run(plan)
+    if plan.kind != "composition" or tried is None or "dtype" not in tried.trial.note:
+        return tried
+    return run(plan.model_copy(update={"narrow": True}))
 
 
 def _ran(result: TrialResult | None) -> Iterator[TrialResult]:
@@ -264,7 +272,7 @@ class Trying(Approach):
         self._trial, self._send = trial, send
         self._loss = self._norm = math.nan
         self._gradients = ""
-        self._change = line_change(trial.kind, trial.places)
+        self._change = line_change(trial.kind, trial.places, narrow=trial.narrow)
         self._judged = False  # the backward pass of the step was good
         self._bad_before: set[int] = set()  # storages of parameters
         self._watch: OperationWatch | None = None  # of changes that may grow

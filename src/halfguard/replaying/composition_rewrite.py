@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from halfguard.replaying import compositions as whole
@@ -46,12 +47,16 @@ class Found:
 class CompositionRewrite(FunctionMode):
     """Replaces compositions that end on accepted lines; ``found`` lists all that were seen.
 
-    With ``meaning`` their meaning is run, otherwise their stable form.
+    With ``meaning`` their meaning is run, otherwise their stable form. With ``narrow`` the result has the dtype
+    of the original expression, as the next layer of a model with 16-bit weights requires.
     """
 
-    def __init__(self, accept: Callable[[Place], bool], *, meaning: bool = False) -> None:
+    def __init__(
+        self, accept: Callable[[Place], bool], *, meaning: bool = False, narrow: bool = False
+    ) -> None:
         super().__init__()
-        self._accept, self._meaning = accept, meaning
+        self._accept, self._meaning, self._narrow = accept, meaning, narrow
+        self.narrowed = ""  # the method that casts to this dtype
         self._parts: dict[int, Part] = {}
         self._found: dict[tuple[Place, str], Found] = {}
         self.replaced = 0
@@ -74,6 +79,9 @@ class CompositionRewrite(FunctionMode):
         result = self._composed(_finish(name, args, parts), parts)
         if result is None:
             result = func(*args, **kwargs)
+        elif self._narrow and args[0].dtype in _METHODS:
+            self.narrowed = _METHODS[args[0].dtype]
+            result = result.to(args[0].dtype)
         if isinstance(result, Tensor):
             self._remember(name, args, kwargs, parts, result)
         return result
@@ -99,6 +107,7 @@ class CompositionRewrite(FunctionMode):
             self._parts[id(result)] = replace(part, lines=part.lines | lines)
 
 
+_METHODS = {torch.float16: "half", torch.bfloat16: "bfloat16"}
 _SMALL = 1e-3  # a larger number is no epsilon: it is meant
 _SHIFTS = ("add", "radd", "clamp", "clamp_min", "clip")
 _CASTS = ("float", "to", "half")

@@ -90,6 +90,7 @@ class LineChange:
     """A change of lines; the first line is that of the culprit."""
 
     places: list[Place]
+    narrow: bool = False  # rewritten expressions have 16-bit results
     _mode: Any = None
 
     def begin(self) -> None:
@@ -133,7 +134,9 @@ class StableComposition(LineChange):
         first, last = line, line
         if function is not None:
             first, last = function.lineno, function.end_lineno or last
-        return CompositionRewrite(lambda at: at[0] == path and first <= at[1] <= last)
+        return CompositionRewrite(
+            lambda at: at[0] == path and first <= at[1] <= last, narrow=self.narrow
+        )
 
     def facts(self) -> dict[str, Any]:
         here = self.places[0]
@@ -143,15 +146,18 @@ class StableComposition(LineChange):
         inside = [one for one in self._mode.found if one.place[0] == here[0]]
         texts = "; ".join(dict.fromkeys(one.composition.text for one in involved))
         places = ", ".join(dict.fromkeys(f"{one.place[0]}:{one.place[1]}" for one in involved))
-        return {"rewrite": f"At {places} write {texts}.", "patch": _patch(involved, inside)}
+        cast = self._mode.narrowed
+        back = f", with a result in {cast.replace('half', 'float16')}" if cast else ""
+        patch = _patch(involved, inside, f".{cast}()" if cast else "")
+        return {"rewrite": f"At {places} write {texts}{back}.", "patch": patch}
 
 
-def _patch(involved: list[Found], inside: list[Found]) -> str:
+def _patch(involved: list[Found], inside: list[Found], cast: str) -> str:
     file = SourceFile.read(involved[0].place[0])
     if file is None:
         return ""
     lines = sorted({one.place[1] for one in inside})
-    certain = {line for line in lines if patch_line(file, line)}
+    certain = {line for line in lines if patch_line(file, line, cast=cast)}
     return file.patch() if {one.place[1] for one in involved} <= certain else ""
 
 
@@ -199,7 +205,9 @@ CHANGES = {
 }
 
 
-def line_change(kind: str, places: Sequence[Place]) -> LineChange | None:
+def line_change(
+    kind: str, places: Sequence[Place], *, narrow: bool = False
+) -> LineChange | None:
     """Return the change of a kind of trial, or None if it changes no line."""
     change = CHANGES.get(kind)
-    return None if change is None or not places else change(list(places))
+    return None if change is None or not places else change(list(places), narrow)

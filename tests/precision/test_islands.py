@@ -259,6 +259,19 @@ def test_an_island_in_a_model_that_is_half_by_itself(
         assert net.first.weight.dtype is torch.float16
 
 
+def test_an_island_stays_one_after_its_model_became_half(seed: object) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), fp32_island(nn.LayerNorm(4)), nn.Linear(4, 2))
+    x = torch.randn(3, 4).half()
+    model.half()
+    out = model(x)
+    assert [p.dtype for p in model[1].parameters()] == [torch.float32, torch.float32]
+    assert out.dtype == torch.float16
+    expected = model[1](model[0](x).float())  # the norm itself is computed in FP32
+    assert torch.equal(model[1](model[0](x)), expected.half())
+    out.float().sum().backward()
+    assert model[1].weight.grad.dtype == torch.float32
+
+
 @pytest.mark.parametrize("order", [("block", ""), ("", "block")])
 def test_islands_inside_each_other_return_half(order: tuple[str, ...], seed: object) -> None:
     """The weights of the inner island are FP32 already: the outer one is in a half model all the same."""

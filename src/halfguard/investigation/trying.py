@@ -116,7 +116,7 @@ def _grown(plan: TrialPlan, run: Run) -> TrialResult | None:
 
 
 def _narrowed(plan: TrialPlan, run: Run) -> TrialResult | None:
-    """Run a change; if a layer with 16-bit weights rejects a rewritten expression in FP32, cast its result."""
+    """Run a change; if a layer with 16-bit weights rejects a rewritten expression, cast its result."""
     tried = run(plan)
     if plan.kind != "composition" or tried is None or "dtype" not in tried.trial.note:
         return tried

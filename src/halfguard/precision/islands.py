@@ -87,8 +87,9 @@ Module = TypeVar("Module", bound=nn.Module)
 def fp32_island(module: Module) -> Module:
     """Make ``module`` run in FP32, in place, and return it; a second call changes nothing.
 
-    Half parameters and buffers of the module become FP32. Parameters stay the same objects, so an
-    optimizer that was built before still holds them.
+    Half parameters and buffers of the module become FP32; if ``model.half()`` converts them later, they are
+    FP32 again at the next call. Parameters stay the same objects, so an optimizer that was built before still
+    holds them.
 
     Under autocast, outputs are FP32. Without autocast, in a model whose weights are half, outputs have the
     dtype of the 16-bit inputs; a module without any, such as an embedding, returns FP32.
@@ -172,6 +173,9 @@ def _accelerator_type() -> str:
 
 
 def _run_in_fp32(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    weight = next(self.parameters(), None)
+    if weight is not None and weight.dtype in HALF_DTYPES:
+        _widen_again(self)
     accelerator, in_half_model, _ = self._island_setting
     lowers = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(accelerator)
     given = _half_dtype((args, kwargs)) if in_half_model and not lowers else None
@@ -205,6 +209,13 @@ for _run in (_run_in_fp32, _run_gathered_in_fp32, run_rescaled):
 def _half_dtype(value: Any) -> torch.dtype | None:
     """Return the dtype of the first 16-bit tensor in a nested structure."""
     return next((t.dtype for t in tensors_in(value) if t.dtype in HALF_DTYPES), None)
+
+
+def _widen_again(module: nn.Module) -> None:
+    """Restore FP32 weights after ``model.half()``, and return half as the neighbours now do."""
+    accelerator, _, original = vars(module)[SETTING]
+    _convert_to_fp32(module)
+    setattr(module, SETTING, (accelerator, True, original))
 
 
 @torch.no_grad()

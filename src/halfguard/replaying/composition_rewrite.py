@@ -47,8 +47,8 @@ class Found:
 class CompositionRewrite(FunctionMode):
     """Replaces compositions that end on accepted lines; ``found`` lists all that were seen.
 
-    With ``meaning`` their meaning is run, otherwise their stable form. With ``narrow`` the result has the dtype
-    of the original expression, as the next layer of a model with 16-bit weights requires.
+    With ``meaning`` their meaning is run, otherwise their stable form. With ``narrow`` the result has the
+    dtype of the original expression, as the next layer of a model with 16-bit weights requires.
     """
 
     def __init__(

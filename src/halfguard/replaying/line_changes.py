@@ -205,9 +205,7 @@ CHANGES = {
 }
 
 
-def line_change(
-    kind: str, places: Sequence[Place], *, narrow: bool = False
-) -> LineChange | None:
+def line_change(kind: str, places: Sequence[Place], *, narrow: bool = False) -> LineChange | None:
     """Return the change of a kind of trial, or None if it changes no line."""
     change = CHANGES.get(kind)
     return None if change is None or not places else change(list(places), narrow)

@@ -13,4 +13,5 @@ def print_table(title: str, seconds: Mapping[str, Sequence[float]], *, against: 
     print(f"{'':<34}{'ms':>10}   ratio [quartiles]")
     middle = medians(seconds)
     for name, ratio in ratios(seconds, against=against).items():
-        print(f"{name:<34}{middle[name] * 1e3:>10.2f}   {ratio}")
+        spread = f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+        print(f"{name:<34}{middle[name] * 1e3:>10.2f}   {spread}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from halfguard import Guard
 from halfguard.errors import ConfigError, UsageError
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.hosted import HostedGuard
+from tests.dist.count_collectives import Calls, Collectives
 from tests.dist.jobs import Engine, batch_of, loss_fn, make, optimizer_of
 from tests.guard import flips
+from tests.support.counting import OpCounter
 from tests.support.models import differences
 from tests.support.ranks import Ranks
 
 EVERY: dict[str, Any] = {"verify": {"every": 2}}
+EQUAL = [True, True, False, True]  # the third of four steps is run again
 CONFIG: dict[str, Any] = {"scale": {"init": 256.0}}
 
 
@@ -83,16 +87,40 @@ def test_a_wrong_digit_is_seen(caplog: pytest.LogCaptureFixture) -> None:
     assert "rank 0 on " in told
 
 
-def train_on_ranks(engine: Engine, extra: dict[str, Any]) -> list[Tensor]:
+@pytest.mark.usefixtures("seed")
+def test_other_steps_cost_nothing() -> None:
+    """The same operations and host syncs at every step but the third."""
+
+    def counts(extra: dict[str, Any]) -> list[Counter[str]]:
+        model = nn.Linear(8, 1)
+        guard = Guard(model, AdamW(model.parameters()), CONFIG | extra)
+        found = []
+        for _ in range(4):
+            with OpCounter() as counted:
+                guard.step(loss_of, [torch.randn(4, 8)])
+            found.append(counted.ops)
+        return found
+
+    bare, verified = counts({}), counts(EVERY)
+    assert [one == other for one, other in zip(bare, verified, strict=True)] == EQUAL
+
+
+def train_on_ranks(engine: Engine, extra: dict[str, Any]) -> tuple[list[Tensor], list[Calls]]:
     model, _ = make(engine)
     guard = Guard(
         model, optimizer_of(model, "sgd"), {"scale": {"init": 2.0}, "accumulate": 2} | extra
     )
-    for number in range(8):
-        guard.step(loss_fn, batch_of(number, 2, torch.distributed.get_rank()))
+    sent = []
+    for number in range(4):
+        with Collectives() as counted:
+            for micro in range(2):
+                batch = batch_of(2 * number + micro, 2, torch.distributed.get_rank())
+                guard.step(loss_fn, batch)
+        sent.append(counted.seen)
     notes = [getattr(row, "text", "") for row in guard._recorder.journal.recent_rows(50)]
     assert not any("verify" in note for note in notes)
-    return [getattr(p, "to_local", lambda p=p: p)().detach() for p in model.parameters()]
+    weights = [getattr(p, "to_local", lambda p=p: p)().detach() for p in model.parameters()]
+    return weights, sent
 
 
 @pytest.mark.slow
@@ -101,7 +129,10 @@ def test_ranks_repeat_together(engine: Engine) -> None:
     ranks = Ranks(2)
     try:
         bare = ranks.run(train_on_ranks, engine, {})
-        assert not differences(bare, ranks.run(train_on_ranks, engine, EVERY))
+        verified = ranks.run(train_on_ranks, engine, EVERY)
+        for (weights, sent), (same, more) in zip(bare, verified, strict=True):
+            assert not differences(weights, same)
+            assert [one == other for one, other in zip(sent, more, strict=True)] == EQUAL
     finally:
         ranks.close()
 

@@ -1,12 +1,14 @@
-"""Train with Lightning's ModelParallelStrategy and FSDP2 on two CPU ranks, every case in one launch.
+"""Train with Lightning's ModelParallelStrategy and FSDP2 on CPU ranks, every case in one launch.
 
-``torchrun --nproc-per-node=2 -m tests.integrations.lightning_fsdp_ranks FOLDER``
+``torchrun --nproc-per-node=2 -m tests.integrations.lightning_fsdp_ranks FOLDER [resume]``. The last case is
+killed in the middle of a step after a checkpoint; a second launch with ``resume`` continues it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -68,6 +70,14 @@ class SaveAfter(Callback):
     def on_train_batch_end(self, trainer: Trainer, *call: Any) -> None:
         if call[-1] + 1 == self._batches:
             trainer.save_checkpoint(self._path)
+
+
+class Killed(Callback):
+    """Kills this rank in a step after the checkpoint, between its backward pass and its update."""
+
+    def on_before_optimizer_step(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == SAVED + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Counted(Callback):
@@ -135,18 +145,20 @@ def fit(
     return found, None if guard is None else guard.summary()
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, how: str = "") -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
+    path = str(folder / "checkpoint")
+    if how == "resume":
+        resumed = train("guarded", "healthy", 1, ckpt_path=path)
+        torch.save(resumed, folder / f"resumed-{os.environ['RANK']}.pt")
+        return
     results = {
         f"{who} {fault} {accumulate}": train(who, fault, accumulate)
         for accumulate in (1, 4)
         for who, fault in CASES
     }
-    train("guarded", "healthy", 1, callbacks=[SaveAfter(SAVED, folder / "checkpoint")])
-    path = str(folder / "checkpoint")
-    results["resumed"] = train("guarded", "healthy", 1, ckpt_path=path)
     for who in ("stock", "guarded"):
         counts = StepCounts()
         train(who, "healthy", 1, callbacks=[Counted(counts)])
@@ -156,7 +168,8 @@ def main(folder: Path) -> None:
     except UsageError as error:
         results["strict"] = {"error": str(error)}
     torch.save(results, folder / f"{os.environ['RANK']}.pt")
+    train("guarded", "healthy", 1, callbacks=[SaveAfter(SAVED, Path(path)), Killed()])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -7,6 +7,7 @@ stock, guarded or fp32, and FAULT is healthy, nan, without or overflow.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -45,11 +46,12 @@ class PerRank:
 
 def data_of(rank: int, fault: str) -> list[Batch]:
     generator = torch.Generator().manual_seed(1)
-    inputs = [torch.randn(8, 12, generator=generator) for _ in range(24)]
+    ranks = int(os.environ["WORLD_SIZE"])
+    inputs = [torch.randn(8, 12, generator=generator) for _ in range(12 * ranks)]
     labels = [x[:, :4].argmax(1) for x in inputs]
     if fault == "overflow":
         inputs = [overflow_everywhere(0, x) for x in inputs]
-    mine = list(zip(inputs, labels, strict=True))[rank::2]
+    mine = list(zip(inputs, labels, strict=True))[rank::ranks]
     if fault == "nan" and rank == 1:  # on one rank only
         mine[4] = (mine[4][0] * torch.nan, mine[4][1])
     return mine[:4] + mine[8:] if fault == "without" else mine

@@ -44,6 +44,10 @@ def test_fsdp2_is_guarded_and_fsdp1_is_named() -> None:
     raise_if_unsupported(accelerator("fp16", "FSDP", fsdp2=True))
     with pytest.raises(UsageError, match=r"(?s)under FSDP version 1.*fsdp_version=2"):
         raise_if_unsupported(accelerator("fp16", "FSDP"))
+    older = accelerator("fp16", "FSDP")
+    del older.is_fsdp2  # Accelerate 1.5
+    with pytest.raises(UsageError, match="under FSDP version 1"):
+        raise_if_unsupported(older)
 
 
 def test_fp8_is_refused() -> None:

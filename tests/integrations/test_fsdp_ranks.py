@@ -10,7 +10,7 @@ import torch
 
 from tests.integrations.step_counts import assert_one_small_collective
 from tests.support.models import differences
-from tests.support.programs import run_ranks
+from tests.support.programs import RANKS, run_ranks
 
 pytestmark = pytest.mark.slow
 accumulations = pytest.mark.parametrize("accumulate", [1, 3])
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[Rank]:
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
 def assert_same_run(one: dict[str, Any], other: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""Lightning's ModelParallelStrategy with FSDP2 on two real ranks, alone and with the guard."""
+"""Lightning's ModelParallelStrategy with FSDP2 on real ranks, alone and with the guard."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,19 +10,26 @@ import torch
 
 from tests.integrations.step_counts import assert_one_small_collective
 from tests.support.models import differences
-from tests.support.programs import run_ranks
+from tests.support.programs import RANKS, run_ranks
 
 pytestmark = pytest.mark.slow
 accumulations = pytest.mark.parametrize("accumulate", [1, 4])
 Rank = dict[str, dict[str, Any]]
+MODULE = "tests.integrations.lightning_fsdp_ranks"
 FAULTS = "tests.integrations.fsdp_faults"
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    run_ranks("lightning", "tests.integrations.lightning_fsdp_ranks", str(folder))
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    with pytest.raises(AssertionError, match="SIGKILL"):  # the end of the last case
+        run_ranks("lightning", MODULE, str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[Rank]:
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
 def assert_same_run(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -54,10 +62,14 @@ def test_a_nan_batch_of_one_rank_leaves_no_trace_on_any(ranks: list[Rank]) -> No
         assert_same_run(rank["stock without 4"], rank["guarded nan 4"])  # of a whole window
 
 
-def test_a_run_that_is_resumed_is_the_run_that_was_not(ranks: list[Rank]) -> None:
-    for rank in ranks:
-        assert rank["resumed"]["counts"] == [12, 0, 0]
-        assert_same_run(rank["guarded healthy 1"], rank["resumed"])
+def test_a_run_that_was_killed_continues_as_if_it_had_not_been(
+    folder: Path, ranks: list[Rank]
+) -> None:
+    run_ranks("lightning", MODULE, str(folder), "resume")
+    for number, rank in enumerate(ranks):
+        resumed = torch.load(folder / f"resumed-{number}.pt", weights_only=True)
+        assert resumed["counts"] == [12, 0, 0]  # those of the checkpoint are in them
+        assert_same_run(rank["guarded healthy 1"], resumed)
 
 
 def test_a_strict_guard_begins_no_run_that_is_not_as_declared(ranks: list[Rank]) -> None:

@@ -1,4 +1,4 @@
-"""transformers' Trainer and TRL's trainers under FSDP2 on two real ranks, alone and with the guard."""
+"""transformers' Trainer and TRL's trainers under FSDP2 on real ranks, alone and with the guard."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 
 from tests.integrations.step_counts import assert_one_small_collective
 from tests.support.models import differences
-from tests.support.programs import run_ranks
+from tests.support.programs import RANKS, run_ranks
 
 pytestmark = pytest.mark.slow
 Run = dict[str, Any]
+MODULE = "tests.integrations.trainer_fsdp_ranks"
 FAULTS = "tests.integrations.fsdp_faults"
 
 
@@ -24,9 +25,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Run]]:
 
 
 def ranks_of(kind: str, folder: Path) -> list[dict[str, Run]]:
-    module = "tests.integrations.trainer_fsdp_ranks"
-    run_ranks("transformers", module, str(folder), kind, ACCELERATE_USE_CPU="true")
-    return [torch.load(folder / f"{kind}-{rank}.pt", weights_only=True) for rank in range(2)]
+    run_ranks("transformers", MODULE, str(folder), kind, ACCELERATE_USE_CPU="true")
+    return [torch.load(folder / f"{kind}-{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
 def assert_same(one: Run, other: Run) -> None:
@@ -49,6 +49,18 @@ def check(runs: list[dict[str, Run]]) -> None:
 
 def test_runs_under_fsdp2_are_the_trainers_own(runs: list[dict[str, Run]]) -> None:
     check(runs)
+
+
+def test_a_run_that_was_killed_continues_as_if_it_had_not_been(
+    runs: list[dict[str, Run]], tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match="SIGKILL"):
+        run_ranks("transformers", MODULE, str(tmp_path), "kill", ACCELERATE_USE_CPU="true")
+    run_ranks("transformers", MODULE, str(tmp_path), "resume", ACCELERATE_USE_CPU="true")
+    for number, rank in enumerate(runs):
+        resumed = torch.load(tmp_path / f"resumed-{number}.pt", weights_only=True)
+        assert resumed["counts"] == [2, 0, 0]  # of that process
+        assert_same(rank["healthy"], resumed)
 
 
 @pytest.mark.parametrize(("optim", "syncs"), [("adamw_torch", 0), ("adamw_torch_fused", 1)])

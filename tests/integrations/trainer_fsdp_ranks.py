@@ -1,11 +1,14 @@
 """Runs of transformers' Trainer and TRL's under FSDP2, on CPU ranks started by torchrun.
 
-``torchrun --nproc-per-node=2 -m tests.integrations.trainer_fsdp_ranks FOLDER KIND ...``: each rank takes
-every second micro-batch. The states go to FOLDER/KIND-RANK.pt.
+``torchrun --nproc-per-node=2 -m tests.integrations.trainer_fsdp_ranks FOLDER KIND ...``: ranks take
+micro-batches in turn. The states go to FOLDER/KIND-RANK.pt. With ``kill`` for KIND, a run of SFT is killed in
+the middle of a step after a checkpoint; a second launch with ``resume`` continues it.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,10 +26,13 @@ from tests.dist.count_collectives import Calls
 from tests.integrations import transformers_runs
 from tests.integrations.accelerate_runs import Batch, Sharded
 from tests.integrations.step_counts import StepCounts
-from tests.integrations.trl_runs import make, rows
+from tests.integrations.trl_runs import KINDS, make, rows
 
 RETRY = {"skip": {"on_nonfinite": "retry_fp32"}}
-BATCHES = 8  # of one rank each
+RANKS = int(os.environ.get("WORLD_SIZE", "2"))
+BATCHES = 4 * RANKS  # of one rank each
+SAVED = 2  # steps
+SAVING = {"guard": RETRY, "save_strategy": "steps", "save_steps": SAVED}
 SHARDED: dict[str, Any] = {
     "fsdp": True,
     "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
@@ -46,9 +52,9 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def data_of(kind: str, fault: str) -> list[dict[str, str]]:
-    """Return a row for each micro-batch of each rank; the fourth is bad, or its step is left out."""
-    found = rows(kind, BATCHES, bad=3 if fault == "nan" else None)
-    return found[:2] + found[4:] if fault == "without" else found
+    """Return a row for each micro-batch of each rank; one of the second step is bad, or the step left out."""
+    found = rows(kind, BATCHES, bad=RANKS + 1 if fault == "nan" else None)
+    return found[:RANKS] + found[2 * RANKS :] if fault == "without" else found
 
 
 class WithLoss(Sharded):
@@ -103,19 +109,35 @@ def state(trainer: Any) -> dict[str, Any]:
     return found
 
 
-def train(kind: str, folder: Path, how: dict[str, Any]) -> dict[str, Any]:
+def train(
+    kind: str,
+    folder: Path,
+    how: dict[str, Any],
+    *callbacks: TrainerCallback,
+    path: Path | None = None,
+) -> dict[str, Any]:
     for shared in (AcceleratorState, GradientState):
         shared._reset_state()
     given = {name: value for name, value in how.items() if name != "data"}
     trainer = make(kind, folder, data_of(kind, how.get("data", "")), **SHARDED, **given)
     if how.get("fp16", True) and how is not STRICT:
         reduce_in_fp32(trainer.accelerator)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=None if path is None else str(path))
     except UsageError as error:
         return {"error": str(error)}
     assert isinstance(trainer.model, FSDPModule)
     return state(trainer)
+
+
+class Killed(TrainerCallback):
+    """Kills this rank in the step after the checkpoint, between its backward pass and its update."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == SAVED:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Counted(TrainerCallback):
@@ -144,7 +166,13 @@ def counts(kind: str, folder: Path, how: dict[str, Any]) -> list[tuple[Calls, in
 
 def main(folder: str, *kinds: str) -> None:
     torch.set_num_threads(1)
-    for kind in kinds:
+    parts = Path(folder, "parts")
+    if kinds == ("kill",):
+        train("sft", parts, SAVING, Killed())
+    if kinds == ("resume",):
+        found = train("sft", parts, SAVING, path=parts / f"checkpoint-{SAVED}")
+        torch.save(found, Path(folder, f"resumed-{PartialState().process_index}.pt"))
+    for kind in kinds if kinds[0] in KINDS else ():
         found = {name: train(kind, Path(folder, kind, name), how) for name, how in RUNS.items()}
         found["counts"] = {
             f"{who} {optim}": counts(

@@ -12,6 +12,7 @@ from tests.support.docs import ROOT
 from tests.support.forks import forked_path, forked_python, group_of
 
 TWO_RANKS = ("--standalone", "--nproc-per-node=2", "-m")
+RANKS = int(os.environ.get("RANKS", "2"))  # scripts/soak sharded_tests: four
 
 
 def run_python(*arguments: str, cwd: Path = ROOT, **variables: str) -> str:
@@ -23,9 +24,10 @@ def run_python(*arguments: str, cwd: Path = ROOT, **variables: str) -> str:
 
 
 def run_ranks(group: str, module: str, *arguments: str, **variables: str) -> str:
-    """Let torchrun start a module of the tests on two ranks, all of them forks; return what was printed."""
+    """Let torchrun start a module of the tests on ranks, all of them forks; return what was printed."""
     torchrun = str(forked_path(group) / "torchrun")
-    return _run(torchrun, *TWO_RANKS, module, *arguments, cwd=ROOT, **variables)
+    ranks = ("--standalone", f"--nproc-per-node={RANKS}", "-m")
+    return _run(torchrun, *ranks, module, *arguments, cwd=ROOT, **variables)
 
 
 def captured(

@@ -29,9 +29,10 @@ _COMPUTED: dict[torch.dtype, PrecisionName] = {
 def raise_if_unsupported(accelerator: Any) -> None:
     """Raise for engines that scale losses and step optimizers by themselves, and for FP8."""
     precision, where = accelerator.mixed_precision, accelerator.distributed_type.value
-    supported = where == "NO" or where.startswith("MULTI_") or accelerator.is_fsdp2
+    is_fsdp2 = getattr(accelerator, "is_fsdp2", False)  # since Accelerate 1.6
+    supported = where == "NO" or where.startswith("MULTI_") or is_fsdp2
     if precision not in _PRECISIONS or not supported:
-        version = " version 1" if where == "FSDP" and not accelerator.is_fsdp2 else ""
+        version = " version 1" if where == "FSDP" and not is_fsdp2 else ""
         raise UsageError(
             f"The guard does not run with mixed_precision={precision!r} under {where}{version}.",
             cure='Use "fp16", "bf16" or "no" with one process, DDP or FSDP2 (fsdp_version=2).',

@@ -64,7 +64,7 @@ def test_what_a_framework_does_by_itself_on_a_cpu_is_what_the_text_says(
     if framework not in WITHOUT_FP16_ON_A_CPU:
         assert "really runs in FP16" in text  # the test above has run it on this CPU
         return
-    assert "trains in FP32; the guard warns" in text
+    assert "trains in FP32, and the guard logs a warning" in text
     seen = runs[framework, name, True]
     assert seen.forward == ["float32"] * BATCHES
     assert seen.config["precision"] == "fp32"

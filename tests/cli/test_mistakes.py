@@ -40,7 +40,7 @@ MISTAKES: list[tuple[str, ...]] = [
     ("lint wrong", "there is no such key"),
     ("lint . --format xml", "xml"),
     ("presets fp16_saef", "no preset named 'fp16_saef'", "Did you mean fp16_safe?"),
-    ("presets fp16_safe --for keras", "no framework named 'keras'", "There are: plain"),
+    ("presets fp16_safe --for keras", "no framework named 'keras'", "Allowed: plain"),
     ("presets --for plain", "without the name of a preset", "Presets are: balanced"),
     *(
         (f"{command} nowhere.py:f", "the file 'nowhere.py' does not exist")

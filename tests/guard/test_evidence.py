@@ -139,7 +139,7 @@ def test_what_is_wrong_with_a_batch(fault: BatchFault) -> None:
 def test_a_batch_that_was_not_given_is_not_called_finite() -> None:
     assert "weights and batch are finite" in text(Cause.FORWARD_OVERFLOW, NAN_LOSS)
     told = text(Cause.FORWARD_OVERFLOW, NAN_LOSS, FaultReport())
-    assert "the weights are finite. The guard does not know the batch." in told
+    assert "the weights are finite. The guard did not receive the batch." in told
 
 
 # -- spikes

@@ -303,7 +303,7 @@ def test_a_scheduler_of_the_user_that_may_undo_the_cut_is_told(
         _own = make and make(run.optimizer)
         run.run(9)
         run.roll_back()
-        assert ("a scheduler of SGD is not stepped by the guard" in caplog.text) is told
+        assert ("the guard does not step the scheduler of SGD" in caplog.text) is told
 
 
 class OwnRate(SGD):

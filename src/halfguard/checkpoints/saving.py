@@ -227,5 +227,5 @@ def remove_unfinished(path: Path) -> None:
 
 def _lock(file: BinaryIO) -> None:
     if fcntl is None:
-        raise OSError("this system has no flock")
+        raise OSError("flock is not available on this system")
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -47,7 +47,10 @@ class ClipConfig(_Section):
 
     max_norm: float = Field(gt=0)
     norm_type: float = Field(
-        default=2.0, gt=0, allow_inf_nan=True, description="inf: largest value"
+        default=2.0,
+        gt=0,
+        allow_inf_nan=True,
+        description=("2.0: Euclidean norm; inf: largest magnitude"),
     )
 
 
@@ -56,9 +59,11 @@ class SkipConfig(_Section):
 
     on_nonfinite: Literal["skip", "retry_fp32", "raise"] = "skip"
     retry_memory: Literal["full", "half"] = Field(
-        default="full", description="half: repeated steps save tensors in host memory"
+        default="full", description="half: repeated steps keep saved tensors in host memory"
     )
-    max_grad_norm: float | None = Field(default=None, gt=0, description="skip above it")
+    max_grad_norm: float | None = Field(
+        default=None, gt=0, description=("skip steps whose gradient norm is above this limit")
+    )
     max_consecutive: int = Field(
         default=10, ge=1, description="consecutive failed steps before a rollback or halt"
     )
@@ -84,13 +89,13 @@ class RecoveryConfig(_Section):
 
 
 class DesyncConfig(_Section):
-    """The bitwise comparison of ranks that must be equal. A single rank has nothing to compare."""
+    """The comparison of ranks whose weights must be bit-identical."""
 
     every: int = Field(default=100, ge=1, description="steps between comparisons")
 
 
 class IncidentConfig(_Section):
-    """The record of bad steps in ``run_dir``, from which they can be repeated elsewhere."""
+    """The incidents in ``run_dir``, from which failed steps can be repeated."""
 
     keep: int = Field(
         default=4, ge=1, description="maximum number of incidents; later ones are not saved"
@@ -102,25 +107,29 @@ class IncidentConfig(_Section):
 
 
 class WatchConfig(_Section):
-    """A look inside single steps while training runs: headroom, lost updates, swallowed overflow."""
+    """Measurements of sampled steps during training: headroom, lost updates, swallowed overflow."""
 
-    every: int = Field(default=200, ge=1, description="steps per interval, of which one is sampled")
+    every: int = Field(
+        default=200,
+        ge=1,
+        description=("length of an interval in steps; one step per interval is sampled"),
+    )
 
 
 class VerifyConfig(_Section):
-    """Healthy steps that are run again and compared bit by bit, to see a machine that computes wrongly."""
+    """Healthy steps that are repeated and compared bit by bit, to detect faulty hardware."""
 
-    every: int = Field(default=1000, ge=1, description="steps between two verified steps")
+    every: int = Field(default=1000, ge=1, description="number of steps between two verified steps")
 
 
 class HealConfig(_Section):
-    """FP32 islands that the guard makes by itself, where steps keep failing in half."""
+    """FP32 islands that the guard adds where steps keep failing in 16-bit precision."""
 
-    islands: int = Field(default=8, ge=1, description="largest number of islands")
+    islands: int = Field(default=8, ge=1, description="maximum number of islands")
 
 
 class GuardConfig(_Section):
-    """All settings of ``Guard``. The defaults are those of the preset ``default``."""
+    """All settings of ``Guard``. The defaults are the same as in the preset ``default``."""
 
     # Keys of other configurations: what to write here instead.
     OTHER_NAMES: ClassVar[Mapping[str, str]] = {
@@ -145,7 +154,7 @@ class GuardConfig(_Section):
 
     precision: PrecisionName = Field(
         default="fp16-mixed",
-        description="or 'auto': chosen by device when the configuration is read",
+        description="'auto' chooses by device when the configuration is read",
     )
     scale: ScaleConfig = ScaleConfig()
     clip: ClipConfig | None = None
@@ -180,7 +189,7 @@ class GuardConfig(_Section):
             torch = import_module("torch")  # only here: a configuration is read without it
         except ModuleNotFoundError as error:
             raise ValueError(
-                "'auto' needs torch to detect the device; specify a precision"
+                "'auto' needs torch to detect the device; install torch or specify a precision"
             ) from error
         from halfguard.hardware.choice import choose_precision  # noqa: PLC0415 - as torch
 

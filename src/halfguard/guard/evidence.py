@@ -123,8 +123,8 @@ def _bad_batch(
     if what is BatchFault.MASK:
         return Explanation(
             f"{evidence}.",
-            "A softmax over such a row is 0 / 0. Remove these rows, or exclude them in the model. If the "
-            f"model already excludes them, the guard does not know the cause. {_FIND}",
+            "A softmax over such a row is 0 / 0. Remove these rows, or exclude them in the model. "
+            f"If the model already excludes them, the cause is unknown. {_FIND}",
         )
     return Explanation(f"{evidence}.", Cause.BAD_BATCH.advice)
 
@@ -133,7 +133,7 @@ def _forward(
     decision: Decision, seen: Signals, found: FaultReport, config: GuardConfig
 ) -> Explanation:
     checked = "weights and batch are" if found.batch_known else "the weights are"
-    unknown = "" if found.batch_known else " The guard does not know the batch."
+    unknown = "" if found.batch_known else " The guard did not receive the batch."
     evidence = f"{_loss(decision, seen, config)}, and {checked} finite.{unknown}"
     unavoidable = _unavoidable(decision, config)
     if unavoidable:
@@ -222,13 +222,13 @@ def _unavoidable(decision: Decision, config: GuardConfig) -> str:
     """Return a sentence if FP32 is known to have the fault as well."""
     if decision.failed_in_fp32:
         return (
-            "The step was repeated in FP32 and failed again. Unless a second model or a cast in it is still "
-            "16-bit, which the guard does not change, no precision prevents this."
+            "The step was repeated in FP32 and failed again. No precision can prevent this, unless a second "
+            "model or a cast in the code is still 16-bit, which the guard does not change."
         )
     if config.precision == "fp32":
-        return "This step ran in FP32, so no other precision prevents this."
+        return "This step ran in FP32, so no other precision can prevent this."
     if config.precision == "bf16-mixed":
-        return "BF16 has the range of FP32, so FP32 would hardly prevent this."
+        return "BF16 has the range of FP32, so FP32 is unlikely to prevent this."
     return ""
 
 

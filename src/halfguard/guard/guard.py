@@ -1,4 +1,4 @@
-"""The guard of a training loop: every update is either applied or skipped without a trace.
+"""The guard of a training loop: every update is either applied or skipped completely.
 
 The guard does what a careful loop does (autocast, scaled backward, unscale, clip, step, new scale, zero_grad)
 and decides on the device whether the update may happen (``gate``). The measurements of a step are a row of
@@ -73,11 +73,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("halfguard")
 
 _HALF_APPLIED = (
-    "An earlier step raised an error after its optimizer had changed some weights, so it is only partly "
-    "applied."
+    "An earlier step raised an error after the optimizer had changed some weights, so the step is "
+    "only partly applied."
 )
 _RELOAD = (
-    "Load a checkpoint of model and optimizer and call guard.load_state_dict(), or guard.resume()."
+    "Load a checkpoint of the model and the optimizer and call guard.load_state_dict(), or call "
+    "guard.resume()."
 )
 # Steps after which a row is read, if reading it at once would stall the device.
 _LAG = 2
@@ -87,13 +88,14 @@ Decided = tuple[policy.Decision, policy.Signals]
 
 
 class Guard:
-    """Guards a model and its optimizers; the how-to pages show both forms of use.
+    """Guards the training steps of a model and its optimizers.
 
-    ``config`` is a preset's name, a YAML file, a mapping or a ``GuardConfig``. ``scheduler`` (one,
-    or a list) and ``ema`` advance only when a step was applied. ``run_dir`` is the folder for journal and
-    incidents. ``entry`` names the function that describes the job, so that ``halfguard replay`` finds it.
-    ``log(metrics, step)`` is a tracker's own function, called on rank 0 every ``log_every`` steps, at every
-    unusual step, and when the loss scale changes.
+    Call ``guard.step(loss_fn, batch)``, or call ``autocast``, ``backward`` and ``update`` in your own loop.
+    ``config`` is the name of a preset, a YAML file, a mapping or a ``GuardConfig``. ``scheduler`` (one
+    scheduler or a list) and ``ema`` advance only when a step is applied. ``run_dir`` is the folder for the
+    journal and incidents. ``entry`` names the function that describes the job, for ``halfguard replay``.
+    ``log(metrics, step)`` is the logging function of a tracker. It is called on rank 0 every ``log_every``
+    steps, at every unusual step, and when the loss scale changes.
     """
 
     # A framework runs backward, clips, clears gradients and steps schedulers.
@@ -161,7 +163,7 @@ class Guard:
     def step(self, loss_fn: LossFunction, batch: Any, *, about: Any = None) -> StepOutcome:
         """Run forward, backward and, once ``accumulate`` batches are complete, the update.
 
-        ``about`` describes this batch in the journal if it turns out to be bad.
+        ``about`` describes the batch in the journal if the step fails.
         """
         self.batch_index += 1
         with self._transaction:
@@ -196,8 +198,9 @@ class Guard:
         found = find_wrong_ranks(self._stepper, self._batches, self._loss_again)
         if found is None and self._first_time("unverifiable"):
             self.note(
-                "verify: two repeats of a healthy step differ because an operation is not deterministic "
-                "(see torch.use_deterministic_algorithms). This is reported once."
+                "verify: two repeats of a healthy step differ because an operation is not "
+                "deterministic (see torch.use_deterministic_algorithms). This is reported only "
+                "once."
             )
         elif found:
             where = self._places(found)
@@ -241,9 +244,9 @@ class Guard:
     # -- the form for a loop that keeps its own forward pass
 
     def autocast(self) -> ForwardPass:
-        """Return the context for a forward pass, to be entered once or for every batch.
+        """Return the autocast context for a forward pass.
 
-        Entering it begins a step, unless the model is in eval mode.
+        It can be entered again for every batch. Entering it begins a step, unless the model is in eval mode.
         """
         self._attach_lines()
         return ForwardPass(self._begin_forward, self._abandon)
@@ -270,7 +273,7 @@ class Guard:
     def backward(
         self, loss: Tensor, *, batch: Any = None, about: Any = None, retain_graph: bool = False
     ) -> None:
-        """Run the scaled backward pass of one micro-batch; its loss is divided by ``accumulate``."""
+        """Run the scaled backward pass of one micro-batch. The loss is divided by ``accumulate``."""
         if self.config.skip.on_nonfinite == "retry_fp32":
             raise _needs_forward_pass("skip.on_nonfinite='retry_fp32'")
         for name in ("heal", "verify"):
@@ -285,22 +288,27 @@ class Guard:
             )
 
     def update(self, optimizer: Optimizer | None = None) -> StepOutcome:
-        """Unscale, measure, clip, decide, apply, set the new scale, and clear the gradients.
+        """Check and clip the gradients, apply or skip the step, update the scale, and clear the gradients.
 
-        To edit gradients before, call ``guard.scaler.unscale_(optimizer)`` after the last ``backward``.
-        With several optimizers, ``optimizer`` selects one; the scale is updated after all have stepped.
+        To change gradients first, call ``guard.scaler.unscale_(optimizer)`` after the last ``backward``.
+        With several optimizers, ``optimizer`` selects one of them. The scale is updated after all of them
+        have stepped.
         """
         if not self._batches.micro_batches:
             raise UsageError(
                 "update() was called without a backward() since the last update().",
-                cure="Call backward() and update(optimizer) for each optimizer in turn, or call update() "
-                "once for all optimizers.",
+                cure="Call backward() and update(optimizer) for each optimizer in turn, or call "
+                "update() once for all of them.",
             )
         if self._batches.gradients_held_back:
             raise UsageError(
-                f"update() was called after {len(self._batches.micro_batches)} of {self.config.accumulate} "
-                "micro-batches, but ranks reduce gradients only with the last micro-batch.",
-                cure="Leave the step open. The first batches of the next epoch complete it.",
+                f"update() was called after {len(self._batches.micro_batches)} of "
+                f"{self.config.accumulate} micro-batches, but ranks reduce gradients only after "
+                "the last micro-batch.",
+                cure=(
+                    "Do not call update() for an incomplete step. The first batches of the next "
+                    "epoch complete it."
+                ),
             )
         with self._transaction:
             return self._update(self.optimizers if optimizer is None else [optimizer])
@@ -308,10 +316,10 @@ class Guard:
     # -- between steps
 
     def audit(self, loss_fn: LossFunction, batch: Any) -> AuditReport:
-        """Audit a batch as a step would run it, between two steps; heal what is found. Nothing is learnt.
+        """Audit the step that ``batch`` would run, and add islands for overflows. The weights do not change.
 
-        Every rank must call this, each with a batch of its own. It needs ``heal``; ``halfguard.audit`` only
-        reports.
+        Call this between two steps, on every rank, each with its own batch. It needs ``heal``. Use
+        ``halfguard.audit`` to get only a report.
         """
         if self._healing is None:
             raise UsageError(
@@ -326,14 +334,14 @@ class Guard:
         return report
 
     def note(self, text: str) -> None:
-        """Write a sentence of your own to journal and log, such as a count that the guard cannot know.
+        """Write your own note to the journal and the log. Reports show it.
 
-        Reports show it. With several ranks, rank 0 writes; every rank may call this, or rank 0 alone.
+        With several ranks, only rank 0 writes the note. Other ranks may call this method or not.
         """
         self._recorder.add_note(self.step_index, self.epoch, text)
 
     def end_epoch(self) -> Summary:
-        """End an epoch: write its counts to log and journal, and return them."""
+        """End an epoch: write its counts to the log and the journal, and return them."""
         self._process_due(everything=True)
         summary = self._recorder.end_epoch(self.epoch, self.scaler.get_scale())
         self.epoch += 1
@@ -341,7 +349,8 @@ class Guard:
         return summary
 
     def summary(self) -> Summary:
-        """Return the counts since the guard was made; with several ranks, of the steps decided so far."""
+        """Return the counts since the guard was created. With several ranks, undecided steps are not
+        counted."""
         self._process_due(everything=self._stepper.single_rank)  # one rank may call this alone
         if self._stepper.single_rank:
             self._recorder.tally.set_scale(self.scaler.get_scale())
@@ -349,20 +358,21 @@ class Guard:
 
     @property
     def counts(self) -> Summary:
-        """Return the counts of this process, of the steps decided so far; a loaded state is not in them.
+        """Return the counts of the steps that this process has decided so far, without those of a loaded
+        state.
 
-        Unlike ``summary``, this decides nothing and waits for nothing. Any thread may read it at any time;
-        while a step is being counted, two of its counts may be one step apart.
+        Unlike ``summary``, this does not wait for the device or for undecided steps. Any thread may read it
+        at any time. While a step is being counted, two counts may differ by one step.
         """
         return self._recorder.process_tally.summary()
 
     @property
     def last_step(self) -> LastStep | None:
-        """Return the measurements of the step that was decided last; any thread may read them."""
+        """Return the measurements of the last decided step. Any thread may read them."""
         return self._recorder.last_step
 
     def close(self) -> Summary:
-        """Write everything to the journal, and return the counts of the whole run."""
+        """Complete the journal, and return the counts of the whole run."""
         if self._batches.micro_batches:
             logger.warning(
                 "close: the last step is incomplete. %d of %d micro-batches were computed and are "
@@ -376,7 +386,7 @@ class Guard:
         return self._recorder.close(self.scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the guard and of the random generators. Save model and optimizer yourself."""
+        """Return the state of the guard and the random generators, without the model and optimizer."""
         self._process_due(everything=True)
         if self._batches.micro_batches:
             raise UsageError(
@@ -405,9 +415,9 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of ``state_dict``, random generators included.
+        """Load a state from ``state_dict``, including the random generators.
 
-        The state of torch's ``GradScaler`` is accepted too: it has the loss scale, and no more.
+        A state of torch's ``GradScaler`` is also accepted. It contains only the loss scale.
         """
         if "scaler" not in state and "growth_factor" in state:
             self.scaler.load_state_dict(dict(state))
@@ -415,7 +425,7 @@ class Guard:
         missing = [key for key in (*self._own_state(), "scaler", "rng") if key not in state]
         if missing:
             raise UsageError(
-                f"This is not the state of a guard: it has no {', '.join(missing)}.",
+                f"This is not the state of a guard: it does not contain {', '.join(missing)}.",
                 cure="Load a dictionary that guard.state_dict() returned. The checkpoint may be from a "
                 "different version.",
             )
@@ -435,15 +445,16 @@ class Guard:
     def resume(self) -> bool:
         """Load the last good snapshot in ``run_dir``; return False if there is none.
 
-        Call it before the first step. It restores model, optimizers, scheduler, EMA, scaler, counters and
-        random generators, and makes exactly the islands that the run had at that step, whatever ``plan.yaml``
-        says. ``epoch``, ``batch_index`` and ``step_index`` then tell where in the data to continue. Every
-        rank calls it.
+        Call this method before the first step, on every rank. It restores the model, optimizers, scheduler,
+        EMA, scaler, counters and random generators. It also restores the islands that the run had at that
+        step, whatever ``plan.yaml`` contains. ``epoch``, ``batch_index`` and ``step_index`` then show where
+        in the data to continue.
         """
         rules = self.config.recovery
         if self._recovery is None or rules is None or rules.store != "disk":
             raise UsageError(
-                "There are no snapshots to resume from because this guard keeps none on disk.",
+                "There are no snapshots to resume from because this guard does not save "
+                "snapshots to disk.",
                 cure="Set recovery.store to 'disk' and pass run_dir.",
             )
         scale = self.scaler.state_dict()
@@ -586,7 +597,7 @@ class Guard:
         return self.watching.updating(self.step_index, row, self._batches, self.config)
 
     def reconfigure(self, config: GuardConfig) -> None:
-        """Continue with another configuration, between two steps."""
+        """Change the configuration between two steps."""
         made_once = ("recovery", "incidents", "plan", "watch", "heal")
         fixed = [name for name in made_once if getattr(config, name) != getattr(self.config, name)]
         if fixed:
@@ -818,9 +829,9 @@ class Guard:
             self._stepper.buffers.restore_nonfinite()
         if self._first_time("statistics"):
             logger.warning(
-                "step %d: running statistics became non-finite although the loss is finite, for example "
-                "because of a NaN sample that the loss ignores. They keep their previous values. This is "
-                "reported once.",
+                "step %d: running statistics became non-finite although the loss is finite, for "
+                "example because of a NaN sample that the loss ignores. Their previous values are "
+                "restored. This is reported only once.",
                 report.step,
             )
 
@@ -943,15 +954,16 @@ class Guard:
         """Skip a step whose batch the loss function changed in place; copy batches from now on."""
         if self.config.skip.strict and not self._stepper.single_rank:  # all ranks are here
             raise UsageError(
-                f"step {report.step} cannot be repeated because it changes state, on this rank or another, "
-                "that cannot be restored. The log of that rank names the state."
+                f"step {report.step} cannot be repeated because this rank or another rank changes "
+                "state that cannot be restored. The log of that rank names the state."
             )
         if report.batches.unrepeatable:  # reported when it was seen
             return self._skip_unrepeated(seen)
         if not self._copies_batches:
             logger.warning(
-                "step %d cannot be repeated in FP32 because loss_fn changed its batch in place. Batches are "
-                "copied from now on. To avoid the copies, do not change the batch in loss_fn.",
+                "step %d cannot be repeated in FP32 because loss_fn changed its batch in place. "
+                "From now on, batches are copied. To avoid the copies, do not change the batch in "
+                "loss_fn.",
                 report.step,
             )
         self._copies_batches = True
@@ -963,8 +975,8 @@ class Guard:
             return
         what = ", ".join(names[:5])
         cure = (
-            "Draw from it outside loss_fn and pass the result in the batch, or keep a position that can be "
-            "reset, such as an index."
+            "Read the values outside loss_fn and pass them in the batch, or keep a position that "
+            "can be restored, such as an index."
         )
         if self.config.skip.strict and self._stepper.single_rank:
             raise UsageError(
@@ -972,8 +984,8 @@ class Guard:
                 cure=cure,
             )
         logger.warning(
-            "step %d changes %s, which cannot be restored. Failing steps are skipped instead of repeated in "
-            "FP32. This is reported once. %s",
+            "step %d changes %s, which cannot be restored. Failed steps are skipped instead of "
+            "being repeated in FP32. This is reported only once. %s",
             self.step_index,
             what,
             cure,
@@ -986,11 +998,11 @@ class Guard:
         if self._first_time("failed repeat"):
             error = errors[0].removeprefix("rank 0: ") if self._stepper.single_rank else errors[0]
             logger.warning(
-                "step %d could not be repeated in FP32 and is skipped: %s\nSuch steps are skipped from now "
-                "on, as without retry_fp32. This is reported once. Code that accepts only 16-bit tensors "
-                "(fused attention, a cast to half, an assertion) can call .float() or take another path "
-                "where torch.is_autocast_enabled() is False. If the repeat ran out of memory, use a smaller "
-                "batch.",
+                "step %d could not be repeated in FP32 and is skipped: %s\nFrom now on, such "
+                "steps are skipped, as without retry_fp32. This is reported only once. Code that "
+                "accepts only 16-bit tensors (fused attention, a cast to half, an assertion) can "
+                "call .float() or use another implementation when torch.is_autocast_enabled() is "
+                "False. If the repeat ran out of memory, use a smaller batch.",
                 report.step,
                 error.partition("\n")[0],
             )
@@ -1045,7 +1057,8 @@ class Guard:
 
 def _needs_forward_pass(setting: str) -> UsageError:
     return UsageError(
-        f"{setting} must repeat the forward pass of a step, but backward(loss) gets only its result.",
+        f"{setting} must repeat the forward pass of a step, but backward(loss) receives only the "
+        "loss.",
         cure=f"Call guard.step(loss_fn, batch), or disable {setting.partition('=')[0]}.",
     )
 

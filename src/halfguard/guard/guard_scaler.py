@@ -1,4 +1,4 @@
-"""A hosted guard in the shape of a ``GradScaler``, which is what frameworks talk to."""
+"""A hosted guard with the interface of a ``GradScaler``, which frameworks call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from halfguard.step.parameters import has_gradients
 
 
 class GuardScaler(torch.amp.GradScaler):
-    """A hosted guard in the shape of ``torch.amp.GradScaler``, for a framework that asks for one.
+    """A hosted guard with the interface of ``torch.amp.GradScaler``, for frameworks that need a scaler.
 
-    Frameworks make scalers before models: ``bind`` it to its guard when there is one. A state that is loaded
-    before is handed to the guard then.
+    Frameworks create the scaler before the model, so call ``bind`` once the guard exists. A state that was
+    loaded before ``bind`` is then passed to the guard.
     """
 
     guard: HostedGuard | None
@@ -32,7 +32,7 @@ class GuardScaler(torch.amp.GradScaler):
             self.bind(guard)
 
     def bind(self, guard: HostedGuard) -> None:
-        """Serve this guard from now on."""
+        """Connect this scaler to a guard."""
         self.guard = guard
         if self._loaded:
             state, self._loaded = self._loaded, {}
@@ -42,7 +42,9 @@ class GuardScaler(torch.amp.GradScaler):
         # What is not here is torch's own state, which getters and private callers read.
         guard = vars(self).get("guard")
         if guard is None:
-            raise AttributeError(f"This GuardScaler has no guard yet, so it has no {name}.")
+            raise AttributeError(
+                f"This GuardScaler has no attribute {name} because it has no guard yet."
+            )
         return getattr(guard.scaler, name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,10 +62,10 @@ class GuardScaler(torch.amp.GradScaler):
         return self.guard
 
     def scale(self, outputs: Any) -> Any:
-        """Scale a loss, or each of several; see ``HostedGuard.scale``.
+        """Scale one loss, or each loss in a list or tuple; see ``HostedGuard.scale``.
 
-        Losses of single samples are scaled one by one, as torch does; the guard notes the mean of those
-        that are finite.
+        A tensor with one loss per sample is scaled elementwise, as in torch. The guard records the mean of
+        its finite values.
         """
         if isinstance(outputs, list | tuple):
             return type(outputs)(self.scale(item) for item in outputs)
@@ -76,12 +78,12 @@ class GuardScaler(torch.amp.GradScaler):
         return outputs if scale is None else outputs * scale.to(outputs.device)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Unscale and measure; leave out an optimizer without gradients, of which a host may not know."""
+        """Unscale and measure the gradients of an optimizer. An optimizer without gradients is ignored."""
         if has_gradients(optimizer):
             self._bound.unscale(optimizer)
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Step if the update may happen. ``guard.last`` is the outcome."""
+        """Step the optimizer if the guard accepts the update. ``guard.last`` is the outcome."""
         if any(value is not None for value in (*args, *kwargs.values())):
             raise UsageError(
                 "GuardScaler.step() accepts neither a closure nor arguments for the optimizer.",
@@ -110,16 +112,16 @@ class GuardScaler(torch.amp.GradScaler):
         """Make nothing: the guard's scaler has its state. Accelerate calls this after loading one."""
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Show the new scale, which ``step`` has decided, or set it to ``new_scale``."""
+        """Make ``get_scale`` return the scale of the next step, or set it to ``new_scale``."""
         self._stepped = False
         if new_scale is not None:
             self._bound.scaler.update(new_scale)
 
     def get_scale(self) -> float:
-        """Return the loss scale. This reads the device.
+        """Return the loss scale, which is read from the device.
 
-        Between ``step`` and ``update`` it is that of the step: loops compare it before and after ``update``,
-        to hold their scheduler if it fell.
+        Between ``step`` and ``update``, this is still the scale of the step. Training loops compare the
+        scale before and after ``update`` to decide whether to step the scheduler.
         """
         if self.guard is None:
             return float(self._loaded.get("scale", 1.0))
@@ -128,27 +130,27 @@ class GuardScaler(torch.amp.GradScaler):
         return self.guard.scaler.get_scale()
 
     def is_enabled(self) -> bool:
-        """Return True: also in BF16, where the scale is 1, the guard decides about every step."""
+        """Return True. Even in BF16, where the scale is 1, the guard checks every step."""
         return True
 
     def set_growth_factor(self, new_factor: float) -> None:
-        """Set the factor by which the scale grows."""
+        """Set the factor by which the scale increases."""
         self._bound.scaler.set_growth_factor(new_factor)
 
     def set_backoff_factor(self, new_factor: float) -> None:
-        """Set the factor by which the scale falls."""
+        """Set the factor by which the scale decreases."""
         self._bound.scaler.set_backoff_factor(new_factor)
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """Set the number of applied steps after which the scale grows."""
+        """Set the number of applied steps after which the scale increases."""
         self._bound.scaler.set_growth_interval(new_interval)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the guard, or the state that waits for it."""
+        """Return the state of the guard, or the loaded state if there is no guard yet."""
         return dict(self._loaded) if self.guard is None else self.guard.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state of a guard or of torch's scaler, now or as soon as there is a guard."""
+        """Load a state of a guard or of torch's ``GradScaler``. Before ``bind``, keep it for the guard."""
         if self.guard is None:
             self._loaded = dict(state_dict)
         else:

@@ -1,6 +1,6 @@
-"""The guard inside a framework that runs backward, clips, clears gradients and steps schedulers itself.
+"""The guard for frameworks that run backward, clip, clear gradients and step schedulers themselves.
 
-A framework talks to a ``GradScaler``. So a step is made of five calls, in a framework's own order::
+A framework calls a ``GradScaler``. A step therefore consists of five calls, in the order of the framework::
 
     begin(batch)        before the forward pass of each micro-batch
     scale(loss)         before its backward pass
@@ -57,12 +57,13 @@ _OWN_STATE = "halfguard"  # in a state_dict, beside the entries of torch's scale
 
 
 class HostedGuard(Guard):
-    """A guard whose host owns backward, clipping, ``zero_grad`` and schedulers.
+    """A guard for a host (a framework) that runs backward, clipping, ``zero_grad`` and schedulers itself.
 
-    ``model`` is the wrapped model (DDP, ``fully_shard``) that the host trains. ``clip(optimizer)`` clips as
-    the host does; it is called for the gradients of a step that was repeated in FP32. ``scheduler`` is saved
-    and rolled back with the model, and stepped by the host. ``clip`` and ``accumulate`` of ``config`` are
-    the host's, and not used. The other arguments are those of ``Guard``.
+    ``model`` is the wrapped model (DDP, ``fully_shard``) that the host trains. ``clip(optimizer)`` clips
+    gradients in the same way as the host; the guard calls it after it has repeated a step in FP32.
+    ``scheduler`` is saved and rolled back with the model, but the host steps it. ``clip`` and ``accumulate``
+    in ``config`` are ignored, because the host clips and accumulates. The other arguments are the same as
+    for ``Guard``.
     """
 
     _hosted = True
@@ -84,7 +85,8 @@ class HostedGuard(Guard):
         own = given.model_copy(update={"clip": None, "accumulate": 1})
         if given.verify is not None:
             raise UsageError(
-                "verify needs bit-identical repeats, but a framework may compute a step in its own context.",
+                "verify needs bit-identical repeats, but a framework may run a step in a context "
+                "that cannot be repeated.",
                 cure="Disable verify, or use guard.step(loss_fn, batch) in a plain loop.",
             )
         self._full_precision: FullPrecisionForward | None = None  # FP32 as a remedy
@@ -132,8 +134,9 @@ class HostedGuard(Guard):
     def begin(self, batch: Any = None, *, about: Any = None, repeat: Repeat | None = None) -> None:
         """Begin the forward pass of a micro-batch.
 
-        ``repeat(batch)`` computes its loss again, as it is given to ``scale``; without it, and with several
-        optimizers, ``skip.on_nonfinite: retry_fp32`` skips. ``about`` describes the batch in the journal.
+        ``repeat(batch)`` computes the loss again, with the same value that is passed to ``scale``. Without
+        it, or with several optimizers, ``skip.on_nonfinite: retry_fp32`` skips the step instead. ``about``
+        describes the batch in the journal.
         """
         if self.repeating or self._in_loss_fn:
             return
@@ -152,8 +155,9 @@ class HostedGuard(Guard):
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss of a micro-batch, for the host's backward pass.
 
-        A host that accumulates has divided it. A second loss of one forward pass, or of one that ``begin``
-        was not told of, belongs to the batch that began last, and is not repeated.
+        If the host accumulates gradients, pass the loss after it was divided. A second loss of the same
+        forward pass, or a loss without a call of ``begin``, is assigned to the last batch and cannot be
+        repeated.
         """
         if self.repeating:
             return loss
@@ -175,14 +179,15 @@ class HostedGuard(Guard):
             return self._stepper.scale_loss(trainable_loss(loss), self._micro, self._batches)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Unscale and measure the gradients of an optimizer; afterwards the host may clip them."""
+        """Unscale and measure the gradients of an optimizer. The host can clip them afterwards."""
         optimizer = self._own(optimizer)
         if self.repeating or self._void:
             return
         self._observed.close()
         if not self._window_in_use.micro_batches or id(optimizer) in self._stepped_in_window:
             raise UsageError(
-                "unscale() or apply() was called without a scale(loss) after the optimizer's last apply().",
+                "unscale() or apply() was called without a call of scale(loss) since the last "
+                "apply() of this optimizer.",
                 cure="Call scale(loss) before each backward pass, and call backward() on its result.",
             )
         if id(optimizer) in self._examined:
@@ -199,7 +204,7 @@ class HostedGuard(Guard):
             self._examined[id(optimizer)] = limits, row, gradients
 
     def apply(self, optimizer: Optimizer) -> StepOutcome:
-        """Step if the update may happen; otherwise restore, repeat or roll back. Return the outcome."""
+        """Apply the update, or else skip it, repeat it in FP32 or roll back. Return the outcome."""
         optimizer = self._own(optimizer)
         if self._void and self.last is not None:
             return self.last
@@ -226,7 +231,8 @@ class HostedGuard(Guard):
             self._recorder.add_moved_schedule(self.step_index, self.epoch)
 
     def abandon(self) -> None:
-        """Leave no trace of the open window: the host does not step. Every rank must call it."""
+        """Discard the micro-batches since the last step, without a step. Every rank must call this
+        method."""
         self._stop_observing()
         self._stepper.discard()
         self._forget_window()
@@ -238,7 +244,8 @@ class HostedGuard(Guard):
     def forward(self, loss_fn: LossFunction, batch: Any, *, about: Any = None) -> Tensor:
         """Begin a micro-batch that can be repeated, and return ``loss_fn(model, batch)``.
 
-        ``loss_fn`` returns the loss as it is given to ``scale``; ``begin`` does nothing inside it.
+        ``loss_fn`` must return the loss that is passed to ``scale``. Calls of ``begin`` inside it have no
+        effect.
         """
         self.begin(batch, about=about, repeat=partial(loss_fn, self.model))
         self._in_loss_fn = True
@@ -250,32 +257,34 @@ class HostedGuard(Guard):
         return loss
 
     def expect_divided_loss(self) -> None:
-        """Expect in ``scale`` what ``forward`` returned, divided once, as Accelerate does in any case."""
+        """Expect ``scale`` to receive the loss from ``forward`` after one division, as in Accelerate."""
         self._operations_on_loss = 1
 
     def reads_also(self, models: Iterable[nn.Module]) -> None:
-        """Name models that a loss reads besides, such as a frozen reference: FSDP2 runs them in FP32 too."""
+        """Register other models that the loss uses, such as a frozen reference, to run in FP32 in a
+        repeat."""
         self._stepper.further_models = list(models)
 
     def outcome_of(self, optimizer: Optimizer) -> StepOutcome | None:
-        """Return the outcome of the optimizer's last step; its scheduler advances if that was applied."""
+        """Return the outcome of the optimizer's last step. If it was applied, step the scheduler."""
         return self._outcomes.get(id(self._own(optimizer)))
 
     def is_unscaled(self, optimizer: Optimizer) -> bool:
-        """Return whether the gradients of an optimizer may be looked at and clipped."""
+        """Return whether the gradients of an optimizer are unscaled, so that they can be read and
+        clipped."""
         return self.repeating or id(self._own(optimizer)) in self._examined
 
     def is_finite(self, optimizer: Optimizer) -> bool:
-        """Return whether the unscaled gradients of an optimizer are finite. This reads the device."""
+        """Return whether the unscaled gradients of an optimizer are finite, which waits for the device."""
         measured = self._examined.get(id(self._own(optimizer)))
         return measured is None or bool(measured[2].total.isfinite())
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return torch's entries for a scaler, which torch's scaler loads, and the state of the guard.
+        """Return the state of the guard, which torch's ``GradScaler`` can load as well.
 
-        Random generators, and the micro-batches of an open window, are the host's to save.
+        It contains neither random states nor the gradients of an incomplete step; the host must save them.
         """
         self._process_due(everything=True)
         if self._spent:
@@ -284,7 +293,8 @@ class HostedGuard(Guard):
         return self.scaler.state_dict() | {_OWN_STATE: own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of ``state_dict``, or of torch's scaler, which has no more than a loss scale."""
+        """Load a state from ``state_dict``, or from torch's ``GradScaler``, which has only the loss
+        scale."""
         own = state.get(_OWN_STATE)
         scale = {key: value for key, value in state.items() if key != _OWN_STATE}
         if scale and self._takes_over_scale(None if own is None else own["precision"]):
@@ -301,12 +311,12 @@ class HostedGuard(Guard):
 
     @property
     def window_has_stepped(self) -> bool:
-        """True from the first ``apply`` of a window until the next one opens."""
+        """True from the first ``apply`` of a step until the next step begins."""
         return self._spent
 
     @property
     def has_losses(self) -> bool:
-        """True if a loss was scaled, and no optimizer has stepped with it yet."""
+        """True if a loss was scaled but no optimizer has stepped since."""
         return bool(self._batches.micro_batches)
 
     @property
@@ -354,10 +364,11 @@ class HostedGuard(Guard):
         left, self._left = self._left, set()
         if any(id(one) in left and _holds_values(one) for one in self.optimizers):
             raise UsageError(
-                "Gradients were unscaled but neither applied nor cleared. Another backward pass would add "
-                "gradients with a different scale to them.",
+                "Gradients were unscaled but neither applied nor cleared. The next backward pass "
+                "would add gradients with a different scale to them.",
                 cure="Unscale and clip only after the last micro-batch (Accelerate: if "
-                "accelerator.sync_gradients), and call optimizer.zero_grad() if a step is skipped.",
+                "accelerator.sync_gradients), and call optimizer.zero_grad() if you skip a "
+                "step.",
             )
 
     def _forget_cleared_batches(self) -> None:
@@ -387,7 +398,7 @@ class HostedGuard(Guard):
         self._stepped_in_window.clear()
 
     def close(self) -> Summary:
-        """Write everything to the journal, and return the counts of the whole run."""
+        """Complete the journal, and return the counts of the whole run."""
         self._stop_observing()
         return super().close()
 
@@ -412,7 +423,7 @@ class HostedGuard(Guard):
                     return own
             inner = getattr(inner, "optimizer", None)
         raise UsageError(
-            f"The guard does not have this {type(optimizer).__name__}.",
+            f"This {type(optimizer).__name__} was not passed to the guard.",
             cure="Pass every optimizer that steps to the guard: HostedGuard(model, [first, second]).",
         )
 
@@ -434,11 +445,11 @@ class HostedGuard(Guard):
             return self.config
         retries = self.config.skip.on_nonfinite == "retry_fp32"
         if (retries or self.config.heal is not None) and self._first_time("not repeatable"):
-            lost = "repeated in FP32, but skipped" if retries else "analyzed, so heal cannot act"
+            lost = "repeated in FP32 but skipped" if retries else "analyzed, so heal cannot act"
             logger.warning(
                 "step %d is not %s: its forward pass has no repeat function, its loss was changed "
-                "afterwards or combined from several losses, or the guard has several optimizers. This is "
-                "reported once.",
+                "afterwards or combined from several losses, or the guard has several optimizers. "
+                "This is reported only once.",
                 report.step,
                 lost + (", nor healed" if retries and self.config.heal is not None else ""),
             )
@@ -471,19 +482,20 @@ class HostedGuard(Guard):
     # -- the forms of a plain loop
 
     def step(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise: the host runs backward itself."""
+        """Raise an error, because the host runs backward itself."""
         raise _not_hosted("step(loss_fn, batch)")
 
     def backward(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise: the host runs backward itself."""
+        """Raise an error, because the host runs backward itself."""
         raise _not_hosted("backward(loss)")
 
     def update(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise: ``unscale`` and ``apply`` are the two halves of an update."""
+        """Raise an error, because ``unscale`` and ``apply`` replace this method."""
         raise _not_hosted("update()")
 
     def resume(self) -> NoReturn:
-        """Raise: the host loads its own checkpoint, with the position in its data."""
+        """Raise an error, because the host loads its own checkpoint and restores its position in the
+        data."""
         raise _not_hosted("resume()")
 
 

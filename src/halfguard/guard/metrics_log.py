@@ -46,7 +46,9 @@ METRICS: Mapping[str, str] = MappingProxyType(
 WATCH_METRICS: Mapping[str, str] = MappingProxyType(
     {
         "halfguard/watch/step": "the most recently sampled step",
-        "halfguard/watch/forward_headroom": "doublings until an output overflows, in the tightest layer",
+        "halfguard/watch/forward_headroom": (
+            "doublings until an output overflows, in the layer with the least headroom"
+        ),
         "halfguard/watch/backward_headroom": (
             "doublings until a gradient overflows at the loss scale of the step"
         ),
@@ -83,7 +85,7 @@ class MetricsLog:
         self._has_news = False  # of a sampled step
         if not callable(log):
             raise UsageError(
-                f"log must be a function of (metrics, step), not {type(log).__name__}.",
+                f"log must be a function log(metrics, step), not {type(log).__name__}.",
                 cure="Pass the function itself, for example log=wandb.log or log=mlflow.log_metrics.",
             )
         if every < 1:
@@ -128,8 +130,9 @@ class MetricsLog:
         except Exception as error:  # whatever a tracker raises, training goes on
             if not self._told:
                 logger.warning(
-                    "step %d: the function passed as log raised %s: %s. Training continues, and log is "
-                    "called again for the next logged step. Further errors from it are not reported.",
+                    "step %d: the function passed as log raised %s: %s. Training continues, and "
+                    "the function is called again at the next logged step. Further errors are not "
+                    "reported.",
                     step,
                     type(error).__name__,
                     error,

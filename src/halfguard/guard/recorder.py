@@ -100,9 +100,9 @@ class RunHealth:
         found = {}
         if self._zeros >= ZERO_STEPS:
             found[HealthWarning.ZERO_GRADIENTS] = (
-                f"The gradient norm was exactly 0 in {ZERO_STEPS} applied steps in a row: nothing was "
-                "learned. Either the loss does not depend on the trained weights (it is detached or "
-                "saturated), or all gradients underflow."
+                f"The gradient norm was exactly 0 in {ZERO_STEPS} applied steps in a row, so "
+                "nothing was learned. Either the loss does not depend on the trained weights (it "
+                "is detached or saturated), or all gradients underflow."
             )
         if self.is_low(scale):
             found[HealthWarning.LOW_SCALE] = (
@@ -112,14 +112,15 @@ class RunHealth:
             )
         if self._applies_too_few:
             found[HealthWarning.FEW_APPLIED] = (
-                f"Only {self._applied} of the last {ATTEMPTS} steps were applied. The summary counts the "
-                "causes."
+                f"Only {self._applied} of the last {ATTEMPTS} steps were applied. The summary "
+                "lists the causes."
             )
         if self._repeats_too_many:
             found[HealthWarning.MANY_REPEATED] = (
-                f"{sum(self._repeated)} of the last {REPEATS} steps overflowed and were repeated in FP32, "
-                "which takes the time of both precisions. To keep the overflowing module in FP32, set "
-                "heal: {}. To find that module, use halfguard replay on an incident."
+                f"{sum(self._repeated)} of the last {REPEATS} steps overflowed and were repeated "
+                "in FP32, which takes the time of both a 16-bit step and an FP32 step. To keep "
+                "the overflowing module in FP32, set heal: {}. To find that module, use "
+                "halfguard replay on an incident."
             )
         new = {warning: text for warning, text in found.items() if warning not in self.told}
         self.told += new

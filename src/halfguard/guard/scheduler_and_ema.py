@@ -160,7 +160,10 @@ def _raise_if_unfit(schedulers: Sequence[Scheduler]) -> None:
         if id(scheduler) in seen:
             raise UsageError(
                 f"A {name} was passed twice, alone or inside another scheduler, so it would step twice.",
-                cure="Pass every scheduler once; SequentialLR and ChainedScheduler step their own.",
+                cure=(
+                    "Pass every scheduler once. SequentialLR and ChainedScheduler step the "
+                    "schedulers inside them."
+                ),
             )
         seen.add(id(scheduler))
 
@@ -182,9 +185,9 @@ def _driven(scheduler: Scheduler, optimizers: Sequence[Optimizer]) -> frozenset[
         if owner is optimizer or getattr(owner, "param_groups", None) is optimizer.param_groups:
             return frozenset({id(optimizer)})
     raise UsageError(
-        f"The {type(scheduler).__name__} belongs to an optimizer that this guard does not have, so it would "
-        "never advance.",
-        cure="Create the scheduler with an optimizer that you pass to the guard.",
+        f"The {type(scheduler).__name__} belongs to an optimizer that this guard does not have, so "
+        "it would never be stepped.",
+        cure="Create the scheduler for an optimizer that you pass to the guard.",
     )
 
 

@@ -228,7 +228,7 @@ def trainable_loss(result: Any) -> Tensor:
     loss = scalar_loss(result)
     if not loss.requires_grad:
         raise UsageError(
-            "The loss has no autograd graph, so backward() would reach no parameter.",
+            "The loss has no autograd graph, so backward() would compute no gradients.",
             cure="Check whether it was rebuilt from a number (torch.tensor(loss.item())), detached, or "
             "computed under torch.no_grad().",
         )

@@ -61,7 +61,7 @@ def test_a_rollback_finds_the_newest_damaged_and_takes_the_one_before(
     assert outcome.action is Action.ROLL_BACK
     assert differences(kept[2], guard.model.state_dict()) == []
     assert names(tmp_path) == ["000000003", "000000006.damaged"]
-    assert "the snapshot of step 6 is damaged; rolling back to step 3" in caplog.text
+    assert "the snapshot of step 6 is damaged, so the guard rolls back to step 3" in caplog.text
     assert "safetensors is missing" in caplog.text
 
 
@@ -176,5 +176,5 @@ def test_a_mark_that_names_files_elsewhere_is_refused(saved: Path, tmp_path: Pat
     (folder / "good").write_text(
         SnapshotManifest(files={"../elsewhere": FileChecksum.of(tmp_path / "elsewhere")}).to_json()
     )
-    with pytest.raises(RecordError, match="not a file of this folder"):
+    with pytest.raises(RecordError, match="not the name of a file in this folder"):
         snapshot_folder.read_manifest(folder)

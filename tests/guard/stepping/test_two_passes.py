@@ -81,7 +81,7 @@ def test_a_step_that_reads_another_value_each_time_is_skipped_and_its_line_named
     assert actions == ["apply"] * 3 + ["skip", "apply", "skip"]
     told = [text for text in caplog.messages if "cannot be restored" in text]
     assert len(told) == 1
-    assert told[0].startswith("step 3 changes what test_two_passes.py:")
+    assert told[0].startswith("step 3 changes a value that test_two_passes.py:")
     assert "loss" in told[0].partition("(")[2].partition(") reads")[0]
     with pytest.raises(UsageError, match="cannot be repeated"):
         train(loss, config=RETRY | {"skip": RETRY["skip"] | {"strict": True}})

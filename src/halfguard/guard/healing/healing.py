@@ -303,11 +303,13 @@ class Healing:
             raise UsageError(
                 f"The plan {self._plan} of an earlier run names {', '.join(unknown)}, but {model} has no "
                 "such module. Nothing was changed.",
-                cure="Use a separate run_dir for each model, or remove the file.",
+                cure="Use a separate run_dir for each model, or delete the plan.",
             )
         self._memory.healed = [HealedFault(island) for island in islands]
         self._due = True
         self.apply_due(next_step=0)
         if not rank():
             names = ", ".join(map(name_of, islands))
-            logger.info("%s: in FP32 from the start, as set by the plan %s", names, self._plan)
+            logger.info(
+                "running in FP32 from the start, as set in the plan %s: %s", self._plan, names
+            )

@@ -69,7 +69,7 @@ class HealingLog:
 
     def stopped(self, step: int, why: str) -> None:
         """Say that no more islands are made."""
-        text = f"heal stops adding islands: {why}. Failing steps are still skipped or retried."
+        text = f"heal stops adding islands: {why}. Failed steps are still skipped or retried."
         self._add(step, "stopped", text)
 
     def older_state(self, step: int, islands: Sequence[str]) -> None:
@@ -84,8 +84,9 @@ class HealingLog:
         else:
             how = f"To start with these islands, copy {self._plan} and set plan in the config to the copy."
         logger.warning(
-            "step %d: %s: in 16-bit precision again, because the loaded state was saved before the guard "
-            "added these FP32 islands. If an operation fails again, the guard adds its island. %s",
+            "step %d: these FP32 islands are removed because the loaded state was saved before "
+            "the guard added them: %s. If an operation fails again, the guard adds its island "
+            "again. %s",
             step,
             ", ".join(islands),
             how,

@@ -14,12 +14,12 @@ from halfguard.errors import UsageError
 from halfguard.guard.config import GuardConfig, preset_names, preset_text
 
 FRAMEWORKS = ("plain", "lightning", "transformers", "accelerate", "hydra")
-_HALF_ON_CPU = "On a CPU this really runs in FP16, which is slow."
+_HALF_ON_CPU = "On a CPU, this runs in FP16, which is slow."
 _SINGLE_ON_CPU = {
-    "transformers": "On a CPU fp16=True trains in FP32; the guard warns.",
-    "accelerate": 'On a CPU mixed_precision="fp16" trains in FP32; the guard warns.',
+    "transformers": "On a CPU, fp16=True trains in FP32, and the guard logs a warning.",
+    "accelerate": 'On a CPU, mixed_precision="fp16" trains in FP32, and the guard logs a warning.',
 }
-_CHECK = "To see in which precision your job really runs: halfguard doctor job.py:build"
+_CHECK = "To see which precision your job runs in: halfguard doctor job.py:build"
 
 
 def check_preset(name: str) -> str:
@@ -39,7 +39,7 @@ def framework_text(name: str, framework: str) -> str:
     config = GuardConfig.load(name)
     if config.precision == "fp16-weights" and framework != "plain":
         raise UsageError(
-            f"{name} is for 16-bit weights, which the {framework} adapter does not train.",
+            f"{name} is for 16-bit weights, which the {framework} adapter does not support.",
             cure=f"Keep the weights in FP32 and use fp16_safe, or use a plain loop: "
             f"halfguard presets {name} --for plain.",
         )
@@ -56,7 +56,7 @@ def _checked(name: str, allowed: list[str] | tuple[str, ...], what: str) -> str:
     close = difflib.get_close_matches(name, allowed, n=2, cutoff=0.5)
     guess = f"Did you mean {' or '.join(close)}? " if close else ""
     raise UsageError(
-        f"There is no {what} named {name!r}.", cure=f"{guess}There are: {', '.join(allowed)}."
+        f"There is no {what} named {name!r}.", cure=f"{guess}Allowed: {', '.join(allowed)}."
     )
 
 

@@ -112,7 +112,7 @@ class DiskStore(SnapshotStore):
         if encoder.problems:  # the same on every rank: they hold the same kinds of things
             raise UsageError(
                 f"This state cannot be written to disk: {'; '.join(encoder.problems[:3])}.",
-                cure="Use recovery.store='memory', or leave this value out of the state_dict.",
+                cure="Use recovery.store='memory', or omit this value from the state_dict.",
             )
         held = _Folder(self._at(step))
 
@@ -257,7 +257,7 @@ def _adapt(state: SnapshotState, taken_by: int) -> None:
         )
     state.own.pop("rng", None)
     logger.warning(
-        "a snapshot of %d ranks was read by %d ranks, so random generators are not restored",
+        "a snapshot of %d ranks was loaded on %d ranks, so random generators are not restored",
         taken_by,
         world_size(),
     )

@@ -89,7 +89,7 @@ class Recovery:
             return
         if self._snapshots.adopt(at_most=self._describe()["counters"]["step"]):
             logger.info(
-                "training continues; the last good snapshot is from step %d",
+                "training resumes; the last good snapshot is from step %d",
                 self._snapshots.good_step,
             )
         self._begun = True
@@ -130,7 +130,7 @@ class Recovery:
         self._rates.roll_back(self._in_force, planned, kept["run"]["recovery"]["rates"])
         self._healthy = self._since = 0
         logger.warning(
-            "rolled back to step %d, learning rate at %.3g of the schedule%s",
+            "rolled back to step %d, learning rate set to %.3g of the scheduled value%s",
             self._snapshots.good_step,
             self._in_force,
             f", trying: {remedy}" if remedy else "",
@@ -212,10 +212,10 @@ class Recovery:
             )
         for name in self._rates.stepped_by_user():
             logger.warning(
-                "a scheduler of %s is not stepped by the guard, so the learning rate was reduced only once. "
-                "Schedulers that compute the rate from base rates (LambdaLR, OneCycleLR, CyclicLR) undo "
-                "this at their next step. To keep the reduction, pass the scheduler to the guard, in steps "
-                "instead of epochs.",
+                "the guard does not step the scheduler of %s, so the learning rate was reduced "
+                "only once. Schedulers that compute the rate from base rates (LambdaLR, "
+                "OneCycleLR, CyclicLR) undo this at their next step. To keep the reduction, pass "
+                "a scheduler that counts steps instead of epochs to the guard.",
                 name,
             )
 
@@ -224,8 +224,9 @@ def _raise_if_sharded_optimizer(optimizer: Optimizer) -> None:
     # ZeroRedundancyOptimizer and similar ones need this method called before state_dict().
     if hasattr(optimizer, "consolidate_state_dict"):
         raise UsageError(
-            f"recovery cannot take snapshots of a {type(optimizer).__name__} because each rank holds only "
-            "part of its state, and every snapshot would have to gather all of it on every rank.",
+            f"recovery cannot take snapshots of a {type(optimizer).__name__} because each rank "
+            "holds only part of its state. Every snapshot would have to gather the whole state on "
+            "every rank.",
             cure="Use FSDP2 (fully_shard) with a plain optimizer, whose state each rank saves itself, or "
             "disable recovery and save your own checkpoints.",
         )

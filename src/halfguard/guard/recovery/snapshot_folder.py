@@ -73,7 +73,7 @@ class FolderLock:
 
     def _take(self) -> bool:
         if fcntl is None:
-            raise OSError("this system has no flock")
+            raise OSError("flock is not available on this system")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -168,11 +168,11 @@ def read_manifest(path: Path) -> dict[str, FileChecksum]:
         sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
     for name, expected in sorted(files.items()):
         if Path(name).name != name:
-            raise RecordError(f"{name!r} is not a file of this folder")
+            raise RecordError(f"{name!r} is not the name of a file in this folder")
         if name not in sizes:
             raise RecordError(f"{name} is missing")
         if sizes[name] != expected.size:
-            raise RecordError(f"{name} has {sizes[name]} of its {expected.size} bytes")
+            raise RecordError(f"{name} has {sizes[name]} bytes instead of {expected.size}")
     return files
 
 
@@ -183,7 +183,7 @@ def verify_share(path: Path, files: Mapping[str, FileChecksum]) -> None:
     """
     for name in sorted(files)[rank() :: world_size()]:
         if FileChecksum.of(path / name) != files[name]:
-            raise RecordError(f"the contents of {name} differ from what was written")
+            raise RecordError(f"the contents of {name} have changed since it was written")
 
 
 def owner_rank(record: SnapshotRecord) -> int:

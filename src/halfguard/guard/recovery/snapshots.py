@@ -210,7 +210,7 @@ class Snapshots:
             if not earlier:
                 raise
             logger.warning(
-                "the snapshot of step %d is damaged; rolling back to step %d: %s",
+                "the snapshot of step %d is damaged, so the guard rolls back to step %d: %s",
                 step,
                 earlier[0][0],
                 error.message,

@@ -20,7 +20,7 @@ from halfguard.records import Action, Cause
 
 
 class StepOutcome:
-    """The result of one call; true if a step was applied."""
+    """The result of one call. In a boolean context, it is True if a step was applied."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class StepOutcome:
 
     @property
     def action(self) -> Action:
-        """Apply, skip, retry in FP32 or roll back; accumulate while the step is open."""
+        """What the guard did with the step; ``accumulate`` while the step is incomplete."""
         if self._decision is not None:
             return self._decision.action
         if self._signals is None:
@@ -66,10 +66,10 @@ class StepOutcome:
 
     @property
     def cause(self) -> Cause | None:
-        """The cause of a step that was not ordinary; None otherwise.
+        """Why the step was not applied as usual; None for a normal step.
 
-        With several ranks, a step that is not decided yet has the cause that this rank sees: a bad batch of
-        another rank is an overflow here.
+        With several ranks, this is the cause as seen by this rank until all ranks have decided. For example,
+        a corrupt batch of another rank is an overflow on this rank.
         """
         if self._decision is not None:
             return self._decision.cause
@@ -85,30 +85,30 @@ class StepOutcome:
 
     @property
     def loss(self) -> float:
-        """The loss of the step, the mean of its micro-batches; while it is open, that of the last one."""
+        """The mean loss of the micro-batches; while the step is incomplete, the loss of the last one."""
         if self._signals is not None:
             return self._signals.loss
         return float("nan") if self._micro_loss is None else self._micro_loss.item()
 
     @property
     def grad_norm(self) -> float:
-        """The norm of all gradients, unscaled and before clipping."""
+        """The norm of all gradients, after unscaling and before clipping."""
         return float("nan") if self._signals is None else self._signals.grad_norm
 
     @property
     def scale(self) -> float:
-        """The loss scale that the step was taken with."""
+        """The loss scale of the step."""
         return float("nan") if self._signals is None else self._signals.scale
 
     @property
     def gradients(self) -> Gradients:
-        """Norms of the gradients by parameter."""
+        """The gradient norms by parameter."""
         assert self._gradients is not None  # noqa: S101 - there are some as soon as a step is complete
         return self._gradients
 
     @property
     def culprits(self) -> tuple[str, ...]:
-        """Parameters with the worst gradients, worst first; empty for an ordinary step."""
+        """The parameters whose gradients are non-finite or largest, worst first; empty for a normal step."""
         if self.cause is None or self._gradients is None:
             return ()
         if self.fault_report is not None:
@@ -117,12 +117,12 @@ class StepOutcome:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks on which the fault arose, if there are several and they are known."""
+        """The ranks on which the fault began, if there are several ranks and these are known."""
         return () if self.fault_report is None else self.fault_report.ranks
 
     @property
     def divergence(self) -> Divergence | None:
-        """The ranks that hold different bits, if ranks that must be equal were found to differ."""
+        """The ranks whose weights differ, if a comparison found a difference."""
         return None if self.fault_report is None else self.fault_report.divergence
 
     def __repr__(self) -> str:

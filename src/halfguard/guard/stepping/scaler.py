@@ -77,8 +77,9 @@ def check_changes(growth: float, backoff: float, interval: int) -> None:
 class GradScaler(torch.amp.GradScaler):
     """Drop-in replacement for ``torch.amp.GradScaler``.
 
-    ``floor`` and ``ceiling`` bound the scale. With a process group, ranks agree in ``update`` whether the
-    scale caused the overflow: one small sum, without which the scales of a DDP job drift apart.
+    The scale stays between ``floor`` and ``ceiling``. With a process group, the ranks agree in ``update`` on
+    whether the scale caused an overflow. This takes one small all-reduce and keeps the scales of all ranks
+    equal.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class GradScaler(torch.amp.GradScaler):
     # -- did the scale cause the overflow?
 
     def scale(self, outputs: Any) -> Any:
-        """Scale a loss, and note it: if it is not finite, the scale did not cause the overflow."""
+        """Scale a loss. If it is not finite, the scale did not cause the overflow and is not lowered."""
         if self._enabled:
             outputs = _materialize(outputs)
             for loss in tensors_in(outputs):
@@ -122,33 +123,33 @@ class GradScaler(torch.amp.GradScaler):
         return super().scale(outputs)
 
     def note_loss(self, value: Tensor) -> None:
-        """Note a value of this step; if it is not finite, an overflow does not lower the scale."""
+        """Record a loss of this step. If it is not finite, an overflow does not lower the scale."""
         # Zero times a finite value is 0; the plain sum of finite values may overflow.
         self._losses.append(value if value.dim() == 0 else value.mul(0).sum())
 
     def abandon_step(self) -> None:
-        """Forget everything about a step that is not completed; the scale stays as it is."""
+        """Discard a step that will not be completed. The scale does not change."""
         self._losses, self._agreed_losses, self._refused = [], [], []
         self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
     def forget_unstepped(self) -> None:
-        """Forget optimizers that were unscaled and not stepped: they have no part in the next ``update``."""
+        """Make the next ``update`` ignore optimizers that were unscaled but not stepped."""
         states = self._per_optimizer_states
         for key in [k for k, state in states.items() if state["stage"] is not OptState.STEPPED]:
             del states[key]
 
     def excuse_scale(self) -> None:
-        """Do not let the coming ``update`` lower the scale: FP32 failed as well, so it is not the cause."""
+        """Keep the next ``update`` from lowering the scale, because the step also failed in FP32."""
         for state in self._per_optimizer_states.values():
             if "overflow" in state:
                 state["overflow"] = torch.zeros_like(state["overflow"])
 
     def note_agreed_loss(self, value: Tensor) -> None:
-        """Note a value that all ranks agreed on, in place of each rank's own."""
+        """Record a value that all ranks agreed on, instead of each rank's own value."""
         self._agreed_losses.append(value)
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
-        """Return 1.0, on the device, if an unscaled gradient of this optimizer is not finite, else 0.0."""
+        """Return a device tensor: 1.0 if an unscaled gradient of this optimizer is not finite, else 0.0."""
         found = list(self._found_inf_per_device(optimizer).values())
         if not found:
             raise UsageError(
@@ -167,10 +168,10 @@ class GradScaler(torch.amp.GradScaler):
         overflow: Tensor | None = None,
         known: bool | None = None,
     ) -> None:
-        """Let ``refused`` (0.0 or 1.0, on the device) decide the next step instead of found_inf.
+        """Use ``refused`` (0.0 or 1.0, on the device) instead of found_inf to decide the next step.
 
-        The scale follows ``overflow``, or found_inf if that is None, and not the refusal. A caller who has
-        read ``refused`` passes it as ``known``, so that it is not read a second time.
+        The scale is updated from ``overflow``, or from found_inf if ``overflow`` is None. If you have
+        already read ``refused`` on the host, pass its value as ``known`` to avoid a second read.
         """
         state = self._per_optimizer_states[id(optimizer)]
         state["known"] = known
@@ -180,18 +181,18 @@ class GradScaler(torch.amp.GradScaler):
 
     @property
     def last_step_applied(self) -> Tensor | None:
-        """True, on the device, if all optimizers since the last update applied their step."""
+        """A device tensor that is True if every optimizer stepped since the last update applied its step."""
         return None if self._last_refused is None else self._last_refused == 0
 
     # -- methods of torch's scaler
 
     def get_scale(self) -> float:
-        """Return the scale; while a step is repeated in FP32, that is 1, also for hooks that ask."""
+        """Return the scale. While a step is repeated in FP32, the scale is 1."""
         return 1.0 if self._is_repeating else super().get_scale()
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """Run the block as a repeat, which has no loss scale."""
+        """Return a context in which a step is repeated without a loss scale."""
         self._is_repeating = True
         try:
             yield
@@ -204,7 +205,7 @@ class GradScaler(torch.amp.GradScaler):
         return state is not None and state["stage"] is OptState.UNSCALED
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale; raise for FP16 parameters, with the cure in the error."""
+        """Divide the gradients by the scale. Raise an error with a fix if parameters are FP16."""
         collect = getattr(optimizer, "collect_gradients", None)  # hg.MasterWeights
         if collect is not None:
             collect()
@@ -214,8 +215,8 @@ class GradScaler(torch.amp.GradScaler):
             if "FP16 gradients" not in str(error):
                 raise
             raise UsageError(
-                "The optimizer holds float16 parameters, whose gradients are not unscaled because small "
-                "updates to them are lost (1 - 1e-4 is 1 in FP16).",
+                "The optimizer has float16 parameters. Their gradients are not unscaled, because "
+                "small updates to float16 parameters are lost (1 - 1e-4 is 1 in FP16).",
                 cure="For adapters on a frozen base, call halfguard.upcast_trainable(model) before creating "
                 "the optimizer. To train FP16 weights, wrap the optimizer: "
                 "halfguard.MasterWeights(optimizer).",
@@ -239,7 +240,8 @@ class GradScaler(torch.amp.GradScaler):
         return found
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Step unless a gradient is not finite; ``last_step_applied`` holds the result on the device."""
+        """Step the optimizer unless a gradient is not finite; ``last_step_applied`` says whether it
+        stepped."""
         if not self._enabled:
             return super().step(optimizer, *args, **kwargs)
         state = self._per_optimizer_states[id(optimizer)]
@@ -276,7 +278,7 @@ class GradScaler(torch.amp.GradScaler):
         return None if known else optimizer.step(*args, **kwargs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Set the scale for the next step: grow, back off if it caused an overflow, or keep it."""
+        """Set the scale for the next step. It is lowered only if it caused an overflow."""
         if not self._enabled:
             return
         if new_scale is not None:
@@ -332,13 +334,13 @@ class GradScaler(torch.amp.GradScaler):
         return (overflow + nothing).nan_to_num(nan=0.0)
 
     def restart(self, init_scale: float) -> None:
-        """Scale from now on, as a new scaler would."""
+        """Set the scale to ``init_scale``, as in a new scaler."""
         self._init_scale = init_scale
         if self._scale is not None:
             self._scale.fill_(init_scale)
 
     def set_bounds(self, floor: float, ceiling: float) -> None:
-        """Set floor and ceiling; the scale is moved into them."""
+        """Set ``floor`` and ``ceiling``, and clamp the scale to them."""
         self._init_scale = min(max(self._init_scale, floor), ceiling)
         check_bounds(floor, self._init_scale, ceiling)
         self._floor, self._ceiling = floor, ceiling
@@ -346,10 +348,10 @@ class GradScaler(torch.amp.GradScaler):
             self._scale.clamp_(floor, ceiling)
 
     def finish_round(self, *, open_losses: int) -> Tensor:
-        """Update the scale for the steps so far, and return it; until it is set, the present one is used.
+        """Compute the scale that follows from the steps so far, and return it without setting it.
 
-        An optimizer steps again before the others did. The last ``open_losses`` losses belong to that step,
-        and its gradients are scaled already.
+        Called when one optimizer steps again before the others have stepped. The last ``open_losses`` losses
+        belong to the new step, whose gradients have the current scale.
         """
         scale, _ = self._check_scale_growth_tracker("finish_round")
         used = scale.clone()
@@ -362,7 +364,7 @@ class GradScaler(torch.amp.GradScaler):
         return following
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """Set the growth interval; keep the count of successes below it, or torch would never grow again."""
+        """Set the growth interval, and keep the count of successful steps below it."""
         super().set_growth_interval(new_interval)
         if self._growth_tracker is not None:
             self._growth_tracker.clamp_(max=new_interval - 1)
@@ -370,7 +372,7 @@ class GradScaler(torch.amp.GradScaler):
     # -- state, compatible with torch's scaler in both directions
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of this scaler or of torch's; the bounds of this scaler stay."""
+        """Load a state of this class or of torch's ``GradScaler``. Keep ``floor`` and ``ceiling``."""
         super().load_state_dict(state_dict)
         if not self._enabled:
             return

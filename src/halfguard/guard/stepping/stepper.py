@@ -357,9 +357,10 @@ class Stepper:
             if not errors:
                 self._saves_on_host = True
                 logger.warning(
-                    "A step ran out of memory when it was repeated in FP32. This repeat and all later ones "
-                    "keep the tensors that autograd saves in host memory. This is reported once. To do so "
-                    "from the beginning, set skip: {retry_memory: half}."
+                    "A step ran out of memory when it was repeated in FP32. This repeat and all "
+                    "later ones keep the tensors that autograd saves in host memory. This is "
+                    "reported only once. To do this from the beginning, set skip: "
+                    "{retry_memory: half}."
                 )
         if parts is None or errors:
             return None, errors
@@ -432,7 +433,7 @@ class Stepper:
 
     def _repeat(self, micro: MicroBatch, held_back: bool, count: int) -> Tensor:
         if micro.loss_fn is None or micro.rng is None:
-            raise UsageError("Only a step made by guard.step(loss_fn, batch) can be repeated.")
+            raise UsageError("Only a step of guard.step(loss_fn, batch) can be repeated.")
         micro.restore()
         self._sync_begun = count > 1 and not held_back
         syncing = self._wrappers.defer_gradient_sync(held_back)
@@ -591,8 +592,8 @@ class Stepper:
         """Raise if the loop has unscaled gradients to which another backward pass would add scaled ones."""
         if any(map(self.scaler.is_unscaled, self.optimizers)):
             raise UsageError(
-                "backward() was called after unscale_(), so its scaled gradients would be added to unscaled "
-                "ones.",
+                "backward() was called after unscale_(), so scaled gradients would be added to "
+                "unscaled ones.",
                 cure="Call guard.scaler.unscale_(optimizer) after the last backward() of a step.",
             )
 
@@ -600,10 +601,11 @@ class Stepper:
         """Raise if a loss function has run a backward pass: its gradients have no loss scale."""
         if self._has_gradients():
             raise UsageError(
-                "loss_fn ran backward() itself, so these gradients are not scaled like the others of "
-                "the step.",
-                cure="Return the sum of the losses, or use torch.autograd.grad for a gradient penalty. To "
-                "run backward in parts, call guard.backward(part) for each, and guard.update().",
+                "loss_fn called backward() itself, so these gradients do not have the loss scale "
+                "of the step.",
+                cure="Return the sum of the losses, or use torch.autograd.grad for a gradient "
+                "penalty. To run the backward pass in parts, call guard.backward(part) for "
+                "each part, then guard.update().",
             )
 
     def _has_gradients(self) -> bool:
@@ -651,7 +653,8 @@ class Stepper:
         assert batches.loss is not None  # noqa: S101 - a complete step has one
         if self._wrappers.is_joining:
             raise UsageError(
-                "DDP's join() lets ranks stop early, but the guard needs all ranks in every step.",
+                "DDP's join() allows ranks to stop early, but the guard needs all ranks in every "
+                "step.",
                 cure="Give every rank the same number of batches: DistributedSampler(drop_last=True).",
             )
         if not self._consensus.single_rank:

@@ -89,7 +89,7 @@ def run_as_it_was(
         return AsItWas(difference)
     # Compiled code may compute other numbers than eager code.
     return AsItWas(
-        difference and f"what {difference} reads",
+        difference and f"a value that {difference} reads",
         one and two and not difference and not has_compiled(),
     )
 

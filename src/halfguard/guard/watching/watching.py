@@ -114,10 +114,10 @@ def _name(module: str | None) -> str:
 def _swallowed(alarm: Alarm) -> WatchWarning:
     found = alarm.finding
     text = (
-        f"{found.fault} that the step swallowed, {_name(found.module)}: {found.op} at {found.place}: "
-        f"{found.code}. Loss and gradients are finite but wrong: the loss by {alarm.loss_error:.1%}, the "
-        f"gradients by {alarm.gradient_error:.1%}. Compute this line in FP32 with halfguard.fp32_island or "
-        ".float()."
+        f"Swallowed {found.fault} {_name(found.module)}: {found.op} at {found.place}: "
+        f"{found.code}. The loss and gradients are finite but wrong: the loss by "
+        f"{alarm.loss_error:.1%}, the gradients by {alarm.gradient_error:.1%}. Compute this line "
+        "in FP32 with halfguard.fp32_island or .float()."
     )
     return WatchWarning(warning="swallowed", module=found.module, place=found.place, text=text)
 
@@ -136,10 +136,10 @@ def _overflow_ahead(ahead: OverflowAhead) -> WatchWarning:
 
 def _frozen(layer: LayerUpdates) -> WatchWarning:
     text = (
-        f"The 16-bit weights of {module_label(layer.module)} stop learning at about step {layer.frozen_at}: "
-        "from then on, 90% of their updates are rounded away at the scheduled learning rate (now "
-        f"{layer.lost:.0%}). Keep FP32 master weights (halfguard.MasterWeights), or train in mixed "
-        "precision."
+        f"The 16-bit weights of {module_label(layer.module)} will stop learning at about step "
+        f"{layer.frozen_at}: from then on, 90% of their updates will be rounded away at the "
+        f"scheduled learning rate (now {layer.lost:.0%}). Keep FP32 master weights "
+        "(halfguard.MasterWeights), or train in mixed precision."
     )
     return WatchWarning(warning="updates_lost", module=layer.module, text=text)
 

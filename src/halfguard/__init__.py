@@ -1,7 +1,7 @@
-"""halfguard: train in 16 bits, and prove that it is as good as 32.
+"""halfguard: train in 16-bit precision, and prove that the result is as good as in FP32.
 
-The public names, nothing else. A name is imported when it is first used, so that ``import halfguard``
-costs nothing and works where torch is not installed.
+This module contains only the public names. A name is imported when it is first used, so ``import halfguard``
+is fast and works without torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every exception that halfguard raises on purpose.
+"""The exceptions that halfguard raises.
 
 ::
 
@@ -11,8 +11,8 @@
     ├── NoPlanError                         no set of FP32 islands makes the model follow FP32
     └── TrainingHaltedError                 the guard stopped a run that could not continue
 
-A message answers four questions in this order: what happened, where, why, and what to do next.
-``HalfguardError`` takes the last answer separately, as ``cure``, so that a terminal can highlight it.
+A message says what happened, where, why, and what to do next. ``HalfguardError`` stores the last part
+separately as ``cure``, so that a terminal can highlight it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HalfguardError(Exception):
 
 
 class UsageError(HalfguardError, ValueError):
-    """A mistake of the caller, or a request that cannot be met; nothing was changed."""
+    """The caller made a mistake, or a request cannot be fulfilled. Nothing was changed."""
 
 
 class ConfigError(UsageError):
@@ -39,7 +39,7 @@ class ConfigError(UsageError):
 
 
 class MissingExtraError(HalfguardError, ImportError):
-    """A name was used that needs an optional dependency, which is not installed."""
+    """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, name: str, extra: str) -> None:
         super().__init__(
@@ -50,13 +50,13 @@ class MissingExtraError(HalfguardError, ImportError):
 
 
 class RecordError(HalfguardError, ValueError):
-    """A record on disk has another kind or an unknown version, or is damaged."""
+    """A file is damaged, is not a record of the expected kind, or has an unknown version."""
 
 
 class PoisonedStateError(HalfguardError):
-    """A checkpoint was refused because values in it are NaN, infinite, or too large for its format.
+    """A checkpoint was not saved because it contains values that are NaN, Inf or too large for its format.
 
-    ``names`` has the names of all bad tensors and numbers.
+    ``names`` lists the affected tensors and numbers.
     """
 
     def __init__(self, message: str, *, names: tuple[str, ...] = (), cure: str = "") -> None:
@@ -65,8 +65,8 @@ class PoisonedStateError(HalfguardError):
 
 
 class NoPlanError(HalfguardError):
-    """The search for FP32 islands found none that help: exit code 1 on the command line."""
+    """No set of FP32 islands helps. On the command line, the exit code is 1."""
 
 
 class TrainingHaltedError(HalfguardError):
-    """A run cannot continue; the message names epoch, batch, cause and parameters."""
+    """A run cannot continue. The message names the epoch, the batch, the cause and the parameters."""

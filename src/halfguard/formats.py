@@ -1,7 +1,7 @@
-"""The floating-point formats of training, as data, with exact rounding into each of them.
+"""The floating-point formats used in training, with exact rounding to each format.
 
-A binary format is two numbers: how many exponent bits and how many mantissa bits it stores. Every
-limit follows from them:
+A binary format is defined by its number of exponent bits and its number of mantissa bits. All limits follow
+from these two numbers:
 
 * a normal value is ``±1.mmm × 2**e``, and its neighbour is one *ulp* away,
   ``2**(e - mantissa_bits)``;
@@ -9,11 +9,10 @@ limit follows from them:
 * the highest exponent is reserved for infinity and NaN, except in E4M3FN, which has no infinity
   and uses that exponent for normal values, with one bit pattern left for NaN.
 
-``Format.round`` rounds the exact rational value once, to nearest, ties to even. A chain of casts
-does not: float64 to float32 to float16 rounds twice, and so does torch's own cast from float64 to
-float16.
+``Format.round`` rounds the exact value once, to nearest, ties to even. A chain of casts from float64 to
+float32 to float16 rounds twice, and so does torch's own cast from float64 to float16.
 
-This module needs the standard library only, and is safe to import anywhere.
+This module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class Format:
     mantissa_bits: int
     """Bits that are stored; a normal value has one more, which is always 1."""
     aliases: tuple[str, ...]
-    """Other names for it, in lower case."""
+    "Other names for the format, in lower case."
     dtype: str | None = None
-    """The name of torch's dtype, or None where torch has none."""
+    "The name of torch's dtype, or None if torch has no such dtype."
     has_infinity: bool = True
 
     @cached_property
@@ -87,7 +86,7 @@ class Format:
         return 1 << (self.mantissa_bits + 1)
 
     def ulp(self, x: float | Fraction) -> float:
-        """Return the spacing of values at ``x``, away from zero; infinite beyond ``largest``."""
+        """Return the distance from ``x`` to the next value away from zero; infinite beyond ``largest``."""
         if isinstance(x, float) and math.isnan(x):
             return math.nan
         if not -self.largest <= x <= self.largest:
@@ -96,11 +95,11 @@ class Format:
         return math.ldexp(1.0, self._ulp_exponent(abs(n), d))
 
     def round(self, x: float | Fraction) -> float:
-        """Return the value nearest to ``x``, ties to even: the exact value, rounded once.
+        """Return the value of the format that is nearest to ``x``, ties to even.
 
-        Overflow gives infinity, or NaN where the format has no infinity. This is the
-        non-saturating conversion of the OCP standard. (torch's cast to E4M3FN gave NaN in earlier
-        versions; in torch 2.13 it saturates: it gives 448, even for infinity.)
+        An overflow returns infinity, or NaN if the format has no infinity. This is the non-saturating
+        conversion of the OCP standard. (torch's cast to E4M3FN returned NaN in earlier versions. In torch
+        2.13 it saturates and returns 448, even for infinity.)
         """
         if x == 0 or (isinstance(x, float) and math.isnan(x)):
             return float(x)  # keeps the sign of -0.0
@@ -115,7 +114,8 @@ class Format:
         return -rounded if x < 0 else rounded
 
     def headroom(self, absmax: float) -> float:
-        """Return how often ``absmax`` can double before ``largest``, in bits; negative beyond it."""
+        """Return how often ``absmax`` can double before it exceeds ``largest``; negative if it exceeds
+        it."""
         if absmax == 0:
             return math.inf
         return math.log2(self.largest) - math.log2(abs(absmax))
@@ -189,12 +189,12 @@ def get(name: str) -> Format:
 
 
 def dtype_name(dtype: object) -> str:
-    """Return ``"float16"`` for ``torch.float16``."""
+    """Return the name of a dtype, such as ``"float16"`` for ``torch.float16``."""
     return str(dtype).removeprefix("torch.")
 
 
 def for_dtype(dtype: object) -> Format:
-    """Return the format of a torch dtype, given as dtype or by name with or without ``torch.``."""
+    """Return the format of a torch dtype, given as a dtype or by name, with or without ``torch.``."""
     found = _BY_DTYPE.get(dtype_name(dtype))
     if found is None:
         raise UsageError(

@@ -39,7 +39,7 @@ class Precision(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> None:
         raise UsageError(
-            f"precision {value!r} is unknown, so no autocast dtype can be chosen.",
+            f"The precision {value!r} is unknown, so no autocast dtype can be chosen.",
             cure=f"Allowed: {', '.join(cls)}.",
         )
 

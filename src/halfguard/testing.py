@@ -1,8 +1,9 @@
-"""Assert that a job trains in 16 bits: safely, and as well as in FP32.
+"""Assertions that a job trains safely in 16-bit precision, and as well as in FP32.
 
-Safely: every step finite, and no overflow swallowed. An overflow that a lower loss scale cures is part of
-FP16 training and is allowed. One that no scale cures, and one that turns into a wrong finite number, fails
-the assertion with its line and module. As well as in FP32: by the verdict of ``halfguard validate``.
+``assert_half_safe`` requires that every step is finite and that no overflow is swallowed. An overflow that a
+lower loss scale prevents is a normal part of FP16 training and is allowed. Any other overflow fails the
+assertion, which names the line and the module. ``assert_matches_fp32`` uses the verdict of ``halfguard
+validate``.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ LOWEST_SCALE = 128.0  # of FP16; below it small gradients vanish
 def assert_half_safe(
     workload: Workload, *, steps: int = 20, precision: PrecisionName = "fp16-mixed"
 ) -> None:
-    """Train a copy of ``workload`` for ``steps`` steps; fail at the first that 16 bits make wrong.
+    """Train a copy of ``workload`` for ``steps`` steps, and fail at the first step that is wrong.
 
-    The first and the last step are audited for overflow that loss and gradients do not show. On a CPU, CUDA's
-    autocast rules apply. The workload itself is not changed.
+    The first and the last step are audited for swallowed overflows. On a CPU, CUDA's autocast rules apply.
+    The workload itself is not changed.
     """
     if steps < 1:
         raise UsageError(f"assert_half_safe(steps={steps}): at least one step is needed.")
@@ -60,9 +61,9 @@ def _train(step: TrainingStep, batch: Any, where: str, *, audited: bool) -> None
     step.update()
     if step.scaler.is_enabled() and step.scaler.get_scale() < LOWEST_SCALE:
         raise AssertionError(
-            f"{where}: the loss scale fell to {step.scaler.get_scale():g}, where small gradients vanish: "
-            f"gradients overflow {step.precision} at any larger scale.\n"
-            "Look for a loss that is summed instead of averaged; `halfguard probe` shows the ranges."
+            f"{where}: the loss scale fell to {step.scaler.get_scale():g}, where small gradients "
+            f"become 0. At any larger scale, gradients overflow {step.precision}.\nLook for a loss "
+            "that is summed instead of averaged; `halfguard probe` shows the ranges."
         )
 
 
@@ -90,11 +91,11 @@ def assert_matches_fp32(
     higher_is_better: bool = False,
     within: float = 0.01,
 ) -> None:
-    """Train ``job(seed)`` in FP32 and in ``precision``; fail unless it is shown to lose less than ``within``.
+    """Train ``job(seed)`` in FP32 and in ``precision``; fail unless the degradation is below ``within``.
 
-    ``within`` is a share of FP32's mean. ``metric`` is what the workload's ``evaluate`` returns; ``loss``
-    without one is the training loss at the end. Too few seeds for an answer fail too, and say how many
-    would do.
+    ``within`` is a fraction of the mean in FP32. ``metric`` is a metric that ``evaluate`` of the workload
+    returns. Without ``evaluate``, ``loss`` is the training loss at the end. The assertion also fails if
+    there are too few seeds for an answer; the error says how many seeds are likely to be enough.
     """
     try:
         from halfguard.validation.judgement.verdict import judge  # noqa: PLC0415 - it needs scipy
@@ -103,7 +104,8 @@ def assert_matches_fp32(
     seeds = list(seeds)
     if steps < 1 or len(set(seeds)) < len(seeds):
         raise UsageError(
-            f"assert_matches_fp32(steps={steps}, seeds={seeds}): at least one step, and each seed once."
+            f"assert_matches_fp32(steps={steps}, seeds={seeds}): steps must be at least 1, and "
+            "each seed must occur once."
         )
     runs = [_run(job, name, seed, steps, metric) for seed in seeds for name in ("fp32", precision)]
     raise_if_unpaired(runs, "fp32")

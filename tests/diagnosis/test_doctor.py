@@ -184,7 +184,7 @@ def test_a_model_without_numbers_is_refused(model: nn.Module, words: str) -> Non
 
 
 def test_what_is_not_a_trainer() -> None:
-    with pytest.raises(UsageError, match="was given a dict, which is not supported"):
+    with pytest.raises(UsageError, match="received a dict, which is not supported"):
         hg.doctor(net(), trainer={})
 
 

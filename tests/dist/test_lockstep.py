@@ -262,7 +262,7 @@ def closed_early(engine: Engine) -> str:
 def test_a_step_whose_gradients_are_held_back_cannot_be_closed(
     ranks: Callable[[int], Ranks], engine: Engine
 ) -> None:
-    assert all("Leave the step open" in cure for cure in ranks(2).run(closed_early, engine))
+    assert all("Do not call update() for an incomplete step" in cure for cure in ranks(2).run(closed_early, engine))
 
 
 def remedied(steps: int) -> list[tuple[str, str]]:

@@ -63,7 +63,7 @@ def test_the_scaler_refuses_the_projector_with_and_without_checkpointing(
 
 
 def test_the_guard_says_what_to_do_in_its_place(example: Any) -> None:
-    with pytest.raises(UsageError, match="holds float16 parameters") as caught:
+    with pytest.raises(UsageError, match="has float16 parameters") as caught:
         example.train.main(config(example, variant="broken"))
     assert "upcast_trainable" in str(caught.value)
 

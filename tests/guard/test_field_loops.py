@@ -298,7 +298,7 @@ def test_a_loss_function_that_runs_backward_itself_is_refused() -> None:
         loss_fn(model, x).backward()  # type: ignore[no-untyped-call]
         return loss_fn(model, x)
 
-    with pytest.raises(UsageError, match="loss_fn ran backward"):
+    with pytest.raises(UsageError, match="loss_fn called backward"):
         guard.step(loss, torch.ones(8, 4))
     assert all(p.grad is None for p in model.parameters())
     assert guard.step(loss_fn, torch.ones(8, 4)).applied

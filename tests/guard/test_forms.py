@@ -317,11 +317,11 @@ def test_a_state_of_torchs_scaler_is_accepted_and_others_are_named() -> None:
     guard = hg.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), {"scale": {"init": 8.0}})
     guard.load_state_dict(torch.amp.GradScaler("cpu", init_scale=512.0).state_dict())
     assert guard.scaler.get_scale() == 512
-    with pytest.raises(UsageError, match="it has no precision, policy"):
+    with pytest.raises(UsageError, match="it does not contain precision, policy"):
         guard.load_state_dict({})
     older = guard.state_dict()
     del older["held"]
-    with pytest.raises(UsageError, match="it has no held"):
+    with pytest.raises(UsageError, match="it does not contain held"):
         guard.load_state_dict(older)
 
 

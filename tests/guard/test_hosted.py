@@ -421,7 +421,7 @@ def test_mistakes_are_named() -> None:
         GuardScaler().scale(torch.ones(()))
     with pytest.raises(UsageError, match="This SGD was not passed"):
         host.guard.apply(SGD([nn.Parameter(torch.ones(1))], lr=0.1))
-    with pytest.raises(UsageError, match=r"without a scale\(loss\)"):
+    with pytest.raises(UsageError, match=r"without a call of scale\(loss\)"):
         host.guard.apply(host.optimizer)
     host._forward_backward(batches(1)[0])
     host.guard.unscale(host.optimizer)

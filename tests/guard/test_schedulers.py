@@ -449,7 +449,7 @@ def test_a_scheduler_that_cannot_work_is_refused_at_construction() -> None:
     refused("cosine", r"no step\(\) without arguments")
     refused([own, own], "would step twice")
     refused([nested, own], "would step twice")
-    refused(L.ExponentialLR(other, 0.9), "never advance")
+    refused(L.ExponentialLR(other, 0.9), "never be stepped")
     refused(Stateless(), "cannot roll back the scheduler, a Stateless", recovery())
     Guard(model, first, scheduler=[])
 

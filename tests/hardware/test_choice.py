@@ -54,7 +54,7 @@ def test_no_generation_is_sent_into_an_emulated_or_faulty_format() -> None:
 def test_p100_is_promised_little() -> None:
     choice = choose(find_card("P100"))
     assert "2x FP32" in choice.reasons[0]
-    assert any("far less than 2x" in warning for warning in choice.warnings)
+    assert any("far below 2x" in warning for warning in choice.warnings)
 
 
 def test_a100_can_do_fp16_too_and_tf32_is_named() -> None:

@@ -108,7 +108,7 @@ def test_what_was_not_declared_is_told_in_one_line_and_refused_if_strict(
     model = sharded(torch.bfloat16)
     assert precision_of(hub, model) == "bf16-mixed"
     [told] = caplog.messages
-    assert "fp16-mixed was requested, and FSDP2 computes in bfloat16." in told
+    assert "fp16-mixed was requested, but FSDP2 computes in bfloat16." in told
     assert "are added in bfloat16: the model itself." in told
     assert "reduce_in_fp32(accelerator)" in told
     with pytest.raises(UsageError, match=r"(?s)strict: true.*computes in bfloat16.*Policy"):

@@ -47,5 +47,5 @@ def test_runs_that_are_no_pairs_are_refused() -> None:
     one = job(0)
     with pytest.raises(UsageError, match="not a pair"):
         assert_matches_fp32(lambda _seed: one, steps=3, seeds=range(3))
-    with pytest.raises(UsageError, match="each seed once"):
+    with pytest.raises(UsageError, match="each seed must occur once"):
         assert_matches_fp32(job, steps=3, seeds=[0, 0, 0])

@@ -116,11 +116,11 @@ def test_a_workload_made_by_hand_is_copied(file: Path) -> None:
         ("{file}:exits", "raised SystemExit: usage: train.py"),
         (
             "{file}:without_seed",
-            r"with one argument, the seed; it is without_seed\(\)\..*Write it as: def without_seed\(seed\)",
+            r"the seed, but it is defined as without_seed\(\)\..*Define it as: def without_seed\(seed\)",
         ),
-        ("{file}:two", r"it is two\(seed, size\)"),
-        ("{file}:without_batches", "without a single batch.*Give it at least one"),
-        ("{file}:short_loader", "without a single batch.*drop_last=True"),
+        ("{file}:two", r"it is defined as two\(seed, size\)"),
+        ("{file}:without_batches", "without batches.*Give it at least one"),
+        ("{file}:short_loader", "without batches.*drop_last=True"),
     ],
 )
 def test_a_wrong_entry(file: Path, entry: str, says: str) -> None:

@@ -1,4 +1,4 @@
-"""``BestKeeper``: keep the checkpoint with the best value of a metric, and never a poisoned one."""
+"""``BestKeeper``: keep the checkpoint with the best value of a metric, if all its values are finite."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _ENTRY = "best"
 
 
 class BestKeeper:
-    """Saves a state to ``path`` whenever ``metric`` is better than ever before.
+    """Saves a state to ``path`` whenever ``metric`` reaches a new best value.
 
-    ``mode`` is ``"min"`` if lower is better, as for perplexity, and ``"max"`` if higher is. The file has the
-    metric's value under ``"best"``, so a run that continues after a restart keeps the best of the run before.
-    ``dtype`` and ``allow_infinite`` are those of ``save_checkpoint``.
+    ``mode`` is ``"min"`` if lower is better, as for perplexity, and ``"max"`` if higher is better. The file
+    contains the best value under ``"best"``, so a resumed run compares with the best value of the earlier
+    run. ``dtype`` and ``allow_infinite`` are the same as for ``save_checkpoint``.
     """
 
     def __init__(
@@ -48,16 +48,18 @@ class BestKeeper:
 
     @property
     def value(self) -> float | None:
-        """The best value so far, or None if nothing was saved yet."""
+        """The best value so far, or None if nothing has been saved yet."""
         return self._value
 
     def update(self, state: Mapping[str, Any], value: float | torch.Tensor) -> bool:
-        """Save ``state`` if ``value`` is better than every value before; return whether it was saved.
+        """Save ``state`` if ``value`` is better than all earlier values, and return whether it was saved.
 
-        ``state`` is a mapping as for ``save_checkpoint``. A value that is NaN or infinite is never the
-        best. A better value of a poisoned state raises a ``PoisonedStateError``, and the earlier file stays.
+        ``state`` is a mapping as for ``save_checkpoint``. A value that is NaN or Inf is never the best. If
+        the value is better but the state contains NaN or Inf, a ``PoisonedStateError`` is raised and the
+        earlier file is kept.
 
-        With several ranks, the value of rank 0 decides about the file; give every rank the same.
+        With several ranks, pass the same value on every rank. The value of rank 0 decides whether the file
+        is saved.
         """
         if not isinstance(state, Mapping) or _ENTRY in state:
             raise UsageError(
@@ -66,7 +68,7 @@ class BestKeeper:
             )
         number = float(value)
         if not math.isfinite(number):
-            logger.warning("%s is %s: %s is not replaced", self._metric, number, self._path)
+            logger.warning("%s is %s, so %s is not replaced", self._metric, number, self._path)
         wins = self._is_better(number)
         if not wins and world_size() == 1:
             return False
@@ -93,20 +95,20 @@ class BestKeeper:
             saved = torch.load(self._path, map_location="meta", weights_only=True)
         except Exception as error:
             raise RecordError(
-                f"{self._path} exists and cannot be read: {str(error).splitlines()[0]}",
-                cure="Move it away, or choose another path.",
+                f"{self._path} exists but cannot be read: {str(error).splitlines()[0]}",
+                cure="Move the file, or choose another path.",
             ) from error
         entry = saved.get(_ENTRY) if isinstance(saved, dict) else None
         if not isinstance(entry, dict) or not isinstance(entry.get("value"), float):
             raise UsageError(
                 f"{self._path} exists, but BestKeeper did not write it: it contains no metric value.",
-                cure="Choose another path, or move the file away.",
+                cure="Choose another path, or move the file.",
             )
         kept_by = (entry.get("metric"), entry.get("mode"))
         if kept_by != (self._metric, self._mode):
             raise UsageError(
-                f"{self._path} has the best model by {kept_by[0]} ({kept_by[1]}), not by {self._metric} "
-                f"({self._mode}).",
+                f"{self._path} contains the best model by {kept_by[0]} ({kept_by[1]}), not by "
+                f"{self._metric} ({self._mode}).",
                 cure="Use the same metric and mode, or choose another path.",
             )
         best: float = entry["value"]

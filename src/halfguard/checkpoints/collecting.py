@@ -47,10 +47,10 @@ def collect_state(state: Any) -> CollectedState:
     collector.found.content = collector.collect(state, "")
     if collector.unsavable:
         raise UsageError(
-            f"{'; '.join(collector.unsavable[:3])}: torch.load(weights_only=True) would not load this. "
-            "Nothing was written.",
-            cure="Save its data as tensors, numbers, strings, lists and dicts: vars(args) for a Namespace, "
-            "dataclasses.asdict(config) for a dataclass, .tolist() for an array.",
+            f"{'; '.join(collector.unsavable[:3])}: torch.load(weights_only=True) would not load "
+            "this value. Nothing was written.",
+            cure="Save the data as tensors, numbers, strings, lists and dicts: vars(args) for a "
+            "Namespace, dataclasses.asdict(config) for a dataclass, .tolist() for an array.",
         )
     return collector.found
 
@@ -100,7 +100,7 @@ class _Collector:
     def _tensor(self, tensor: Tensor, name: str) -> Tensor:
         tensor = tensor.detach()
         if tensor.is_meta:
-            self.unsavable.append(f"{name} has no values: it is on the meta device")
+            self.unsavable.append(f"{name} has no values because it is on the meta device")
         elif type(tensor) is not Tensor and not is_dtensor(tensor):
             self.unsavable.append(f"{name} is a {type(tensor).__module__}.{type(tensor).__name__}")
         self.found.tensors[name] = tensor

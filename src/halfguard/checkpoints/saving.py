@@ -37,18 +37,20 @@ def save_checkpoint(
     dtype: torch.dtype | None = None,
     allow_infinite: Iterable[str] = (),
 ) -> None:
-    """Save ``state`` to ``path``, whole and finite, or raise and leave the file that was there before.
+    """Save ``state`` to ``path``, or raise an error and keep the existing file if a value is not finite.
 
     ``state`` is a model, or a mapping like ``{"model": model, "ema": ema, "optimizer": optimizer, "epoch":
-    3}``. Objects that have a ``state_dict()`` are saved by it. The file is read with ``torch.load(path,
-    weights_only=True)``; names of weights have no prefix of DDP or torch.compile.
+    3}``. Objects with a ``state_dict()`` method are saved as its result. The file can be read with
+    ``torch.load(path, weights_only=True)``. Prefixes from DDP and torch.compile are removed from the names
+    of weights.
 
-    A ``PoisonedStateError`` names every tensor with a NaN, an infinity, or a value too large for ``dtype``.
-    ``dtype`` stores all floating-point tensors in another format, for evaluation. ``allow_infinite`` has
-    patterns for names of tensors in which infinity is intended, such as ``"model.*.mask"``.
+    A ``PoisonedStateError`` names every tensor that contains NaN, Inf, or a value too large for ``dtype``.
+    ``dtype`` stores all floating-point tensors in another format, for evaluation. ``allow_infinite`` lists
+    name patterns of tensors in which Inf is intended, such as ``"model.*.mask"``.
 
-    With several ranks, rank 0 writes, and only it needs to call this. If a tensor is a DTensor (FSDP2, tensor
-    parallelism), every rank must call it: the tensors are gathered, and all ranks return or raise together.
+    With several ranks, rank 0 writes the file, and only rank 0 needs to call this function. If a tensor is a
+    DTensor (FSDP2, tensor parallelism), every rank must call it. The tensors are then gathered, and all
+    ranks return or raise an error together.
     """
     write_state(Path(path), collect_state(state), dtype=dtype, allow_infinite=allow_infinite)
 
@@ -87,14 +89,17 @@ def check_dtype(dtype: torch.dtype | None, state: CollectedState) -> None:
     if dtype not in _DTYPES:
         raise UsageError(
             f"A checkpoint cannot be stored as {dtype}.",
-            cure=f"Allowed: {', '.join(map(str, _DTYPES))}, or None to keep each tensor's own.",
+            cure=(
+                f"Allowed: {', '.join(map(str, _DTYPES))}, or None to keep the dtype of each "
+                "tensor."
+            ),
         )
     if state.has_optimizer and dtype is not torch.float32:
         raise UsageError(
             f"The state contains an optimizer, which cannot be stored as {dtype}: its small values would "
             "become 0, and a run resumed from it would diverge.",
-            cure="Save two files: one with dtype for evaluation, without the optimizer; one without dtype "
-            "to continue training.",
+            cure="Save two files: one with dtype but without the optimizer, for evaluation; one "
+            "without dtype, to resume training.",
         )
 
 
@@ -171,8 +176,8 @@ def _raise_if_poisoned(path: Path, found: list[Poison]) -> None:
     )
     kept = f"the earlier {path} is unchanged" if path.exists() else f"{path} does not exist"
     raise PoisonedStateError(
-        "This state was not saved. It contains values that are NaN, Inf or too large for the file's "
-        f"format: {shown}. Nothing was written; {kept}.",
+        "The state contains values that are NaN, Inf or too large for the format of the file: "
+        f"{shown}. Nothing was written; {kept}.",
         names=tuple(poison.name for poison in found),
         cure=" ".join(_advice(found)),
     )

@@ -59,15 +59,15 @@ def doctor(
     checkpoint: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     rollout: Any = None,
 ) -> Diagnosis:
-    """Examine a training setup. Every argument is optional; each one allows more checks.
+    """Check a training setup. All arguments are optional, and each one enables more checks.
 
-    ``precision`` is the requested precision, by halfguard's name or the framework's. With a
-    ``batch``, one forward pass runs as in training, ``loss(model, batch)``, and its precision is measured;
-    without a ``loss`` the model is called with the batch. In your own training loop, call this function
-    where you call the forward pass, under the same autocast. Otherwise pass as ``trainer`` the object that
-    trains the model: a Lightning Trainer, a Trainer or TrainingArguments of transformers, an Accelerator, or
-    a ``halfguard.Guard``. ``checkpoint`` is the checkpoint to resume from: a mapping, a file or a folder.
-    ``rollout`` is the copy of the model that generates: a module, or vLLM's ``LLM``.
+    ``precision`` is the requested precision, with halfguard's or the framework's name for it. With a
+    ``batch``, one forward pass runs as in training and its precision is measured: ``loss(model, batch)``, or
+    ``model(batch)`` without a ``loss``. In your own training loop, call this function where you call the
+    forward pass, under the same autocast. Otherwise, pass the object that trains the model as ``trainer``: a
+    Lightning Trainer, a Trainer or TrainingArguments of transformers, an Accelerator, or a
+    ``halfguard.Guard``. ``checkpoint`` is the checkpoint to resume from: a mapping, a file or a folder.
+    ``rollout`` is the copy of the model that generates text: a module, or vLLM's ``LLM``.
     """
     inputs = DoctorInputs(
         model=check_model(model),
@@ -148,7 +148,7 @@ def _read_setup(trainer: Any, inputs: DoctorInputs) -> TrainingSetup:
     if accelerate.recognise(trainer):
         return accelerate.read_setup(trainer, inputs)
     raise UsageError(
-        f"doctor(trainer=...) was given a {type(trainer).__name__}, which is not supported.",
+        f"doctor(trainer=...) received a {type(trainer).__name__}, which is not supported.",
         cure=(
             "Pass a Lightning Trainer, a Trainer or TrainingArguments of transformers, an Accelerator or a "
             "halfguard.Guard. For your own training loop, omit trainer."

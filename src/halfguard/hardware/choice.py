@@ -105,8 +105,8 @@ def _reasons_against(
             yield f"{format_name} returns wrong results on this machine: it failed the self-test."
         elif speed is not None and speed >= MIN_SPEEDUP and _is_emulated(precision, hardware):
             yield (
-                f"{format_name} ran at {speed:.2g}x the speed of FP32, which is unexpected because it is "
-                "emulated in FP32 here. It is not chosen."
+                f"{format_name} ran at {speed:.2g}x the speed of FP32, which is unexpected because "
+                "it is emulated in FP32 here. It is therefore not chosen."
             )
         elif speed is not None:
             yield f"{format_name} ran at {speed:.2g}x the speed of FP32."
@@ -195,7 +195,7 @@ _FAULTY = _choice(
 )
 _CPU_AUTOCAST = (
     "CPU autocast runs softmax and norms in 16-bit precision, CUDA autocast in FP32.",
-    'To use the GPU rules on this CPU, use halfguard.emulate_autocast("cuda").',
+    'To apply the GPU rules on this CPU, use halfguard.emulate_autocast("cuda").',
 )
 
 
@@ -218,14 +218,19 @@ def _not_listed(hardware: Hardware, measurements: Measurements) -> Choice:
 
 def _without_matrix_units(hardware: Hardware, measurements: Measurements) -> Choice:
     if hardware.fp16 == "slow":
-        memory = "fp16-mixed saves activation memory but no time, so use it only if activations do not fit."
+        memory = (
+            "fp16-mixed saves activation memory but no time, so use it only if activations do "
+            "not fit in memory."
+        )
         return _choice(
             "fp32",
             "FP16 arithmetic is slower than FP32 here, and there are no matrix units.",
             "BF16 is only emulated.",
             warnings=() if "fp16-mixed" in measurements.failed else (memory,),
         )
-    rate = "Without matrix units, accumulation runs at FP32 speed, so expect far less than 2x."
+    rate = (
+        "Without matrix units, accumulation runs at FP32 speed, so expect a speedup far below 2x."
+    )
     return _choice(
         "fp16-mixed",
         "FP16 arithmetic runs at up to 2x FP32, with half the memory traffic.",

@@ -121,7 +121,7 @@ def find_card(name: str) -> Hardware:
         number = model.split()[1]
         raise UsageError(
             f"{name!r} matches two cards: Quadro RTX {number}, RTX {number} Ada.",
-            cure=f"Specify one of them: 'Quadro RTX {number}' or 'RTX {number} Ada'.",
+            cure=f"Specify 'Quadro RTX {number}' or 'RTX {number} Ada'.",
         )
     generation = _generation_of(name, _vendor_of(name))
     return _raise_unknown(name) if generation is None else load_table().hardware(generation, name)

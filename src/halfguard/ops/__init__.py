@@ -1,7 +1,7 @@
-"""Stable operations for half precision: computed in float32, rounded once, with true gradients.
+"""Stable operations for 16-bit precision: computed in float32, rounded once, with exact gradients.
 
-Each file holds one family of functions. Their float64 references, and a measurement of the unary ones on
-every value of a half dtype, are in ``benchmarks/ops``.
+Each file contains one family of functions. ``benchmarks/ops`` contains their float64 references and measures
+unary functions on every value of a 16-bit dtype.
 """
 
 from __future__ import annotations

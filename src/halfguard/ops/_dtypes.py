@@ -23,7 +23,7 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype in FULL_DTYPES:
         return dtype
     raise UsageError(
-        f"halfguard.ops computes in float16, bfloat16, float32 or float64; it was given {dtype}.",
+        f"halfguard.ops supports float16, bfloat16, float32 and float64, but got {dtype}.",
         cure="Convert the tensor first, for example with x.float().",
     )
 

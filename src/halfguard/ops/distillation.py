@@ -44,10 +44,10 @@ def distillation_loss(
     ce_weight: float,
     ignore_index: int = -100,
 ) -> Distillation:
-    """Compute KL to the teacher plus cross-entropy; cross-entropy alone if the KL is not finite.
+    """Compute the KL divergence from the teacher plus cross-entropy, or only cross-entropy.
 
-    Logits have the classes last, ``(..., classes)``, and ``target`` the shape before them. No
-    gradient reaches the teacher.
+    If the KL divergence is not finite, the loss is the cross-entropy alone. Logits have the shape ``(...,
+    classes)``, and ``target`` has the shape ``(...)``. No gradient reaches the teacher.
     """
     _check_inputs(student_logits, teacher_logits, target, temperature)
     classes = student_logits.shape[-1]
@@ -77,13 +77,16 @@ def _log_softmax(logits: Tensor, counted: Tensor, temperature: float) -> tuple[T
 def _check_inputs(student: Tensor, teacher: Tensor, target: Tensor, temperature: float) -> None:
     if student.shape != teacher.shape or student.shape[:-1] != target.shape:
         raise UsageError(
-            "distillation_loss needs student and teacher logits of one shape (..., classes) and "
-            f"targets of shape (...); it was given {tuple(student.shape)}, {tuple(teacher.shape)} "
+            "distillation_loss needs student and teacher logits of the same shape (..., classes) "
+            f"and targets of shape (...), but got {tuple(student.shape)}, {tuple(teacher.shape)} "
             f"and {tuple(target.shape)}.",
-            cure="If they use two tokenizers, map the teacher's logits to the student's vocabulary.",
+            cure=(
+                "If the models use different tokenizers, map the teacher's logits to the "
+                "student's vocabulary."
+            ),
         )
     if not (math.isfinite(temperature) and temperature > 0):
         raise UsageError(
-            f"distillation_loss needs a finite temperature above 0; it was given {temperature!r}.",
+            f"distillation_loss needs a finite temperature above 0, but got {temperature!r}.",
             cure="Values from 1 to 5 are usual.",
         )

@@ -56,7 +56,7 @@ from halfguard.ops._dtypes import (
 
 
 def log(x: Tensor) -> Tensor:
-    """Return the natural logarithm; log(smallest subnormal) for x ≤ 0."""
+    """Return the natural logarithm, or log(smallest subnormal) for x ≤ 0."""
     wide = widen(x)
     capped = wide <= 0
     result = wide.masked_fill(capped, 1.0).log()
@@ -64,7 +64,7 @@ def log(x: Tensor) -> Tensor:
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Return the square root; 0 for x ≤ 0, with gradient 0 rather than inf or NaN."""
+    """Return the square root, or 0 for x ≤ 0, with gradient 0 instead of Inf or NaN."""
     wide = widen(x)
     capped = wide <= 0
     return wide.masked_fill(capped, 1.0).sqrt().masked_fill(capped, 0.0).to(x.dtype)
@@ -93,7 +93,7 @@ class _RSqrt(torch.autograd.Function):
 
 
 def rsqrt(x: Tensor) -> Tensor:
-    """Return 1/sqrt(x); 1/sqrt(smallest subnormal) for x ≤ 0."""
+    """Return 1/sqrt(x), or 1/sqrt(smallest subnormal) for x ≤ 0."""
     wide = widen(x)
     capped = wide <= 0
     result: Tensor = _RSqrt.apply(wide.masked_fill(capped, 1.0))  # type: ignore[no-untyped-call]
@@ -106,7 +106,7 @@ def _exp_limit(dtype: torch.dtype) -> float:
 
 
 def exp(x: Tensor) -> Tensor:
-    """Return e^x; where it would overflow, the largest finite value with gradient 0."""
+    """Return e^x. Where it would overflow, return the largest finite value, with gradient 0."""
     wide = widen(x)
     capped = (wide > _exp_limit(x.dtype)) & wide.isfinite()
     result = wide.masked_fill(capped, 0.0).exp()
@@ -141,9 +141,9 @@ class _Quotient(torch.autograd.Function):
 
 
 def div(a: Tensor, b: Tensor) -> Tensor:
-    """Return a / b limited to ±largest; b = 0 counts as ± the smallest subnormal, so 0 / 0 = 0.
+    """Return a / b, clamped to the finite range. If b is 0, it is replaced by ± the smallest subnormal.
 
-    Where the limit is reached, or b is 0, both gradients are 0.
+    So 0 / 0 is 0. Where the result is clamped or b is 0, both gradients are 0.
     """
     dtype = torch.promote_types(a.dtype, b.dtype)
     working = working_dtype(dtype)
@@ -180,11 +180,11 @@ class _SoftCap(torch.autograd.Function):
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap): close to x where ``|x|`` is well below ``cap``, never beyond ±cap."""
+    """Return cap * tanh(x / cap), which is close to x for small ``|x|`` and never exceeds ±cap."""
     if not (math.isfinite(cap) and smallest_subnormal(x.dtype) <= cap <= largest_finite(x.dtype)):
         raise UsageError(
             f"soft_cap needs a cap between 0 and {largest_finite(x.dtype):g}, the largest finite "
-            f"value of {x.dtype}; it was given {cap!r}.",
+            f"value of {x.dtype}, but got {cap!r}.",
             cure="Logits are commonly capped at 30 to 50.",
         )
     bounded: Tensor = _SoftCap.apply(widen(x), cap)  # type: ignore[no-untyped-call]

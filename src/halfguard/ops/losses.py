@@ -31,14 +31,14 @@ from halfguard.ops._dtypes import smallest_subnormal, widen
 def cross_entropy(
     logits: Tensor, target: Tensor, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Compute the mean cross-entropy over labels that are not ``ignore_index``; 0 if there are none.
+    """Compute the mean cross-entropy over labels that are not ``ignore_index``; 0 if all are ignored.
 
-    Shapes are those of ``torch.nn.functional.cross_entropy``: classes in dimension 1, or 0 for a
-    single sample. Logits at ignored labels have no effect, even if they are not finite.
+    The shapes are the same as for ``torch.nn.functional.cross_entropy``: classes are in dimension 1, or in
+    dimension 0 for a single sample. Logits at ignored labels have no effect, even if they are not finite.
     """
     if target.is_floating_point():
         raise UsageError(
-            f"cross_entropy takes class indices; it was given a target of {target.dtype}.",
+            f"cross_entropy takes class indices, but the target has dtype {target.dtype}.",
             cure="For class probabilities use torch.nn.functional.cross_entropy(logits.float(), target).",
         )
     counted = target != ignore_index
@@ -54,12 +54,12 @@ def cross_entropy(
 
 
 def binary_cross_entropy(probabilities: Tensor, target: Tensor) -> Tensor:
-    """Compute the mean binary cross-entropy of probabilities; finite at 0 and 1; soft targets work."""
+    """Compute the mean binary cross-entropy of probabilities, which is finite even at 0 and 1."""
     if probabilities.shape != target.shape:
         raise UsageError(
             f"binary_cross_entropy needs a target for each probability; got {list(target.shape)} for "
             f"{list(probabilities.shape)}.",
-            cure="Usually the model's output has a last dimension of size 1: use "
+            cure="If the last dimension of the model's output has size 1, use "
             "probabilities.squeeze(-1).",
         )
     p = widen(probabilities)
@@ -78,9 +78,10 @@ def binary_cross_entropy(probabilities: Tensor, target: Tensor) -> Tensor:
 
 
 def bpr_loss(positive_scores: Tensor, negative_scores: Tensor) -> Tensor:
-    """Return -mean(logsigmoid(positive - negative)), Bayesian personalised ranking, float32 for half.
+    """Compute the Bayesian personalized ranking loss, -mean(logsigmoid(positive - negative)).
 
-    The scores are cast before they are subtracted: 60000 - (-60000) is inf in float16.
+    The scores are cast to float32 before they are subtracted, because 60000 - (-60000) is Inf in float16.
+    The loss of 16-bit scores is float32.
     """
     difference = widen(positive_scores) - widen(negative_scores)
     return -F.logsigmoid(difference).mean()

@@ -41,12 +41,12 @@ def _unit_vectors(wide: Tensor, dim: int) -> Tensor:
 
 
 def normalize(x: Tensor, dim: int = -1) -> Tensor:
-    """Divide ``x`` by its Euclidean length along ``dim``; zero vectors stay zero."""
+    """Divide ``x`` by its Euclidean norm along ``dim``. Zero vectors stay zero."""
     return _unit_vectors(widen(x), dim).to(x.dtype)
 
 
 def cosine_similarity(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
-    """Return the cosine of the angle between ``a`` and ``b`` along ``dim``; 0 if one is zero."""
+    """Return the cosine similarity of ``a`` and ``b`` along ``dim``, or 0 if one of them is zero."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     unit_a, unit_b = (_unit_vectors(x.to(working_dtype(dtype)), dim) for x in (a, b))
     return (unit_a * unit_b).sum(dim).to(dtype)
@@ -55,16 +55,16 @@ def cosine_similarity(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """Divide ``x`` by its root mean square along the last dimension, and multiply by ``weight``.
 
-    By default ``eps`` is the smallest subnormal of the dtype: 6e-8 in float16. Models are commonly
-    trained with 1e-6; pass the model's own eps to reproduce it. It bounds the gradient at a zero
-    vector to 1/sqrt(eps), 4096 in float16.
+    The default of ``eps`` is the smallest subnormal of the dtype, 6e-8 in float16. Models are commonly
+    trained with 1e-6; pass the model's own eps to reproduce its results. At a zero vector, eps limits the
+    gradient to 1/sqrt(eps), 4096 in float16.
     """
     if eps is None:
         eps = smallest_subnormal(x.dtype)
     if not eps > 0:
         raise UsageError(
-            f"rms_norm divides by sqrt(mean(x²) + eps) and needs eps > 0; it was given {eps!r}.",
-            cure="Leave eps out: the default follows the dtype.",
+            f"rms_norm divides by sqrt(mean(x²) + eps) and needs eps > 0, but got {eps!r}.",
+            cure="Omit eps; the default depends on the dtype.",
         )
     wide = widen(x)
     _, length, scale = _scaled_length(wide, -1)
@@ -77,10 +77,10 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) 
 
 
 def masked_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Compute the softmax of ``x`` over the positions where ``mask`` is True; 0 elsewhere.
+    """Compute the softmax of ``x`` over the positions where ``mask`` is True, with 0 elsewhere.
 
-    A row with nothing kept gives zeros with zero gradients. Values at masked positions never matter, not
-    even NaN left over in padding.
+    A row in which every position is masked returns zeros with zero gradients. Values at masked positions
+    have no effect, even if they are NaN.
     """
     wide, dropped = broadcast(widen(x), _invert_mask(mask))
     # A row with nothing kept is computed on zeros, then set to 0. With only -inf in the row the result
@@ -93,7 +93,7 @@ def masked_softmax(x: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
 def _invert_mask(mask: Tensor) -> Tensor:
     if mask.dtype is not torch.bool:
         raise UsageError(
-            f"A mask must be boolean, True where a position is kept; it was given {mask.dtype}.",
+            f"A mask must be boolean, with True where a position is kept, but got {mask.dtype}.",
             cure="Use mask.bool() for ones and zeros, or (mask == 0) for an additive mask.",
         )
     return ~mask

@@ -79,7 +79,8 @@ def registered() -> Iterator[None]:
 def _kernels() -> dict[str, Callable[..., Any]]:
     if not hasattr(torch.library, "get_kernel"):
         raise UsageError(
-            f"emulate_autocast needs torch.library.get_kernel, which torch {torch.__version__} lacks.",
+            f"emulate_autocast needs torch.library.get_kernel, which torch {torch.__version__} "
+            "does not have.",
             cure="Run: pip install --upgrade torch",
         )
     known = torch._C._dispatch_get_registrations_for_dispatch_key(_KEY)

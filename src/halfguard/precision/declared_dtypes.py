@@ -75,8 +75,13 @@ def _computed_otherwise(
     if wanted is None or not runs or wanted in runs:
         return
     yield Difference(
-        message=f"{asked} was requested, and FSDP2 computes in {_join(sorted(map(dtype_name, runs)))}.",
-        why="fully_shard's policy decides in which dtype weights are gathered, whatever was requested.",
+        message=(
+            f"{asked} was requested, but FSDP2 computes in {_join(sorted(map(dtype_name, runs)))}."
+        ),
+        why=(
+            "The policy of fully_shard determines the dtype in which weights are gathered, "
+            "whatever was requested."
+        ),
         cure=_POLICY.format(wanted),
     )
 
@@ -90,7 +95,10 @@ def _flattened(model: nn.Module, groups: list[ShardedDtypes]) -> Iterator[Differ
         yield Difference(
             message=f"FSDP2 gathers FP32 islands in 16-bit precision: {_join(found)}.",
             subject=found[0],
-            why="param_dtype casts all parameters of a group, including those that were to stay in FP32.",
+            why=(
+                "param_dtype casts all parameters of a group, including those that must stay in "
+                "FP32."
+            ),
             cure="fully_shard(island, mp_policy=MixedPrecisionPolicy())  # before the model around it",
         )
 
@@ -110,7 +118,10 @@ def _added_in_half(groups: list[ShardedDtypes]) -> Iterator[Difference]:
         yield Difference(
             message=f"Gradients of ranks and micro-batches are added in {dtype}: {_names(found)}.",
             subject=found[0].module or None,
-            why="Values that are small compared with the sum are lost, more with every rank and micro-batch.",
+            why=(
+                "Values that are small compared with the sum are lost. More ranks or "
+                "micro-batches lose more."
+            ),
             cure=f"{_POLICY.format(found[0].computed)}; Accelerate and Trainer: {_REDUCE}",
         )
 
@@ -131,9 +142,11 @@ def _kept_in_half(
     what = f"The shards of {_names(stored)} are" if stored else "The optimizer's state is"
     dtype = dtype_name(stored[0].stored if stored else states.pop())
     yield Difference(
-        message=f"{what} kept in {dtype}.",
+        message=f"{what} stored in {dtype}.",
         why="Small updates are rounded away, and reduced gradients are added in this dtype.",
-        cure="model.float()  # before fully_shard; param_dtype casts what is computed",
+        cure=(
+            "model.float()  # before fully_shard; param_dtype casts the weights for the computation"
+        ),
     )
 
 

@@ -49,17 +49,17 @@ def emulate_autocast(
 ) -> Iterator[None]:
     """Run a forward pass on a CPU in the dtypes that ``torch.autocast(device_type)`` would choose.
 
-    Tensors on a GPU follow the real rules. If the CPU has no half kernel for an operation that the GPU
-    runs in half, torch raises an error, as it does without autocast.
+    For tensors on a GPU, the real rules apply. If the CPU has no 16-bit kernel for an operation that the GPU
+    runs in 16-bit precision, torch raises an error, as it does without autocast.
     """
     if device_type != "cuda":
         raise UsageError(
             f"emulate_autocast({device_type!r}): only 'cuda' can be emulated.",
-            cure="For the CPU's own rules use torch.autocast('cpu').",
+            cure="For the CPU's own rules, use torch.autocast('cpu').",
         )
     if dtype not in _DTYPES:
         raise UsageError(
-            f"emulate_autocast(dtype={dtype}): only a 16-bit dtype works.",
+            f"emulate_autocast(dtype={dtype}): the dtype must be a 16-bit dtype.",
             cure=f"Allowed: {', '.join(map(str, _DTYPES))}.",
         )
     with _installation.held():

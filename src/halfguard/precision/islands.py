@@ -58,14 +58,17 @@ def _find_modules(
         raise UsageError(
             f"The plan names {_with_hints(unknown, modules)}, but {type(model).__name__} has no such "
             "module. Nothing was changed.",
-            cure="If the plan is for another model, or a module was renamed, make a new one with: "
+            cure="If the plan is for another model, or a module was renamed, create a new plan: "
             "halfguard plan ENTRY -o plan.yaml",
         )
     for module, island in found.values():
         if island.kind == "rescaled" and not can_be_rescaled(module):
             raise UsageError(
                 f"The plan rescales {island.module}, a {type(module).__name__}. Nothing was changed.",
-                cure="Only a torch.nn.Linear can be rescaled; remove 'kind: rescaled' for FP32.",
+                cure=(
+                    "Only a torch.nn.Linear can be rescaled. To run the module in FP32, remove "
+                    "'kind: rescaled'."
+                ),
             )
     return found
 
@@ -85,14 +88,15 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def fp32_island(module: Module) -> Module:
-    """Make ``module`` run in FP32, in place, and return it; a second call changes nothing.
+    """Make ``module`` run in FP32, in place, and return it. A second call has no effect.
 
-    Half parameters and buffers of the module become FP32; if ``model.half()`` converts them later, they are
-    FP32 again at the next call. Parameters stay the same objects, so an optimizer that was built before still
-    holds them.
+    The 16-bit parameters and buffers of the module become FP32. If ``model.half()`` converts them later, they
+    become FP32 again at the next call. Parameters remain the same objects, so an existing optimizer can still
+    update them.
 
-    Under autocast, outputs are FP32. Without autocast, in a model whose weights are half, outputs have the
-    dtype of the 16-bit inputs; a module without any, such as an embedding, returns FP32.
+    Under autocast, the outputs are FP32. In a model with 16-bit weights and without autocast, the outputs
+    have the dtype of the 16-bit inputs. A module without such inputs, for example an embedding, returns
+    FP32.
     """
     return make_island(module, in_half_model=_is_half_by_itself(module))
 

@@ -128,9 +128,9 @@ def _dense(grad: Tensor) -> Tensor:
     if grad.layout is torch.strided:
         return grad
     raise UsageError(
-        f"The gradient of a 16-bit parameter of shape {tuple(grad.shape)} is sparse, and master weights "
-        "cannot sum it in FP32. No gradient was moved.",
-        cure="Build the embedding with sparse=False, or keep it in FP32: embedding.float().",
+        f"The gradient of a 16-bit parameter of shape {tuple(grad.shape)} is sparse, which master "
+        "weights do not support. No gradient was moved.",
+        cure="Create the embedding with sparse=False, or keep it in FP32: embedding.float().",
     )
 
 
@@ -147,19 +147,19 @@ class _Masters(list[Tensor]):
 
 
 class MasterWeights(Optimizer):
-    """An optimizer for half parameters that keeps and updates FP32 masters of them.
+    """Wraps an optimizer so that it updates FP32 master copies of 16-bit parameters.
 
-    ``optimizer`` is any torch optimizer over the model's own parameters. From now on it sees masters
-    in place of half parameters; FP32 parameters are unchanged. Use this object wherever the optimizer
-    was used: it shares its ``param_groups``, ``state`` and ``defaults``.
+    ``optimizer`` is any torch optimizer of the model's own parameters. It then updates master weights
+    instead of the 16-bit parameters. FP32 parameters are updated directly. Use this object instead of the
+    optimizer. Both share their ``param_groups``, ``state`` and ``defaults``.
 
-    Clip ``master_parameters()``, not ``model.parameters()``: the gradients of the model are zero
-    once they have been moved, and clipping zeros raises no error. Clear gradients with
-    ``zero_grad()`` of this object or of the model, in both cases to None, torch's default.
+    Clip ``master_parameters()``, not ``model.parameters()``. The gradients of the model are zero after they
+    have been moved to the master weights, and clipping zeros raises no error. To clear gradients, call
+    ``zero_grad()`` of this object or of the model, with torch's default ``set_to_none=True``.
 
-    Weights that are changed from outside between steps (``model.load_state_dict``, an in-place
-    operation under ``no_grad``) are copied to the masters at the next step. A write through ``.data``
-    is not detected.
+    If weights are changed between steps (by ``model.load_state_dict`` or by an in-place operation under
+    ``no_grad``), they are copied to the master weights at the next step. Changes through ``.data`` are not
+    detected.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -180,17 +180,17 @@ class MasterWeights(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The inner optimizer's groups, with masters in place of half parameters."""
+        """The parameter groups of the wrapped optimizer, with master weights for 16-bit parameters."""
         return self.inner.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The inner optimizer's state, keyed by master."""
+        """The state of the wrapped optimizer, keyed by master weight."""
         return self.inner.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The inner optimizer's defaults."""
+        """The defaults of the wrapped optimizer."""
         return self.inner.defaults
 
     @property
@@ -199,29 +199,29 @@ class MasterWeights(Optimizer):
         return getattr(self.inner, "_step_supports_amp_scaling", False)
 
     def master_parameters(self) -> list[Tensor]:
-        """Return the parameters that the optimizer updates, with FP32 gradients. Clip these."""
+        """Return the parameters that the optimizer updates, with FP32 gradients. Clip these parameters."""
         return [master for group in self.param_groups for master in group["params"]]
 
     def masters(self) -> dict[Tensor, Tensor]:
-        """Return the master of every half parameter, keyed by the half parameter."""
+        """Return the master weight of every 16-bit parameter, keyed by the 16-bit parameter."""
         return {pair.half: pair.master for pair in self._pairs()}
 
     def collect_gradients(self) -> None:
-        """Move the gradients of half parameters to their masters, adding to the masters' gradients.
+        """Add the gradients of 16-bit parameters to the gradients of their master weights.
 
-        A second call has no effect. If you call it after every micro-batch, gradients are summed in
-        FP32, where half would round or overflow. Under DDP's ``no_sync`` call it only after the last
-        micro-batch: gradients that were moved are not averaged any more.
+        A second call has no effect. If you call this after every micro-batch, gradients are summed in FP32,
+        so the sum neither loses small values nor overflows. Under DDP's ``no_sync``, call it only after the
+        last micro-batch, because DDP does not average gradients that have been moved.
         """
         collect_gradients(self._pairs())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of masters and half parameters."""
+        """Clear the gradients of master weights and 16-bit parameters."""
         clear_half_gradients(self._pairs())
         self.inner.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Collect gradients, update the masters, and round them to the half parameters."""
+        """Collect gradients, update the master weights, and round them to the 16-bit parameters."""
         pairs = self._pairs()
         copy_outside_changes(pairs)
         if closure is None:
@@ -239,7 +239,7 @@ class MasterWeights(Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, with masters for its half parameters."""
+        """Add a parameter group, with master weights for its 16-bit parameters."""
         known = self.masters()
         self.inner.add_param_group(param_group)
         group = self.param_groups[-1]
@@ -248,23 +248,23 @@ class MasterWeights(Optimizer):
             raise UsageError(
                 "add_param_group() was given a 16-bit parameter that already has a master weight and would "
                 "be updated twice. No group was added.",
-                cure="Put every parameter into only one group.",
+                cure="Put each parameter into only one group.",
             )
         self._replace_half_parameters(group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner state dict, with the masters by parameter index under ``"masters"``."""
+        """Return the wrapped optimizer's state, with the master weights under ``"masters"``."""
         masters = {i: pair.master.detach() for i, pair in self._by_index().items()}
         return {**self.inner.state_dict(), "masters": masters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the saved state, masters and half parameters exactly."""
+        """Load a saved state. Master weights and 16-bit parameters are restored exactly."""
         pairs, saved = self._by_index(), state_dict.get("masters", {})
         if _shapes(saved) != _shapes({i: pair.master for i, pair in pairs.items()}):
             raise UsageError(
-                f"The optimizer state holds {len(saved)} master weights that do not match the {len(pairs)} "
-                "of this MasterWeights: it was saved by a different optimizer or for a different model. "
-                "Nothing was loaded.",
+                f"The optimizer state contains {len(saved)} master weights that do not match the "
+                f"{len(pairs)} of this MasterWeights: it was saved by a different optimizer or for "
+                "a different model. Nothing was loaded.",
                 cure="To continue from a plain optimizer, load its state first, then wrap it: "
                 "optimizer.load_state_dict(state); MasterWeights(optimizer).",
             )

@@ -24,12 +24,12 @@ from halfguard.precision.modes import HALF_DTYPES
 
 @torch.no_grad()
 def upcast_trainable(model: nn.Module) -> list[str]:
-    """Convert every trainable half parameter to FP32 in place; return the names of those changed.
+    """Convert all trainable 16-bit parameters to FP32 in place, and return their names.
 
-    The parameters stay the same objects, so an optimizer that was built before still holds them. If it
-    has already stepped, its state is half: ``optimizer.load_state_dict(optimizer.state_dict())`` casts
-    it. Call this before the model is wrapped in DDP, and run the model under ``torch.autocast``, which
-    does the casts between the half base and the FP32 adapters.
+    The parameters remain the same objects, so an existing optimizer can still update them. If the optimizer
+    has already stepped, its state is 16-bit; ``optimizer.load_state_dict(optimizer.state_dict())`` casts it.
+    Call this function before you wrap the model in DDP. Run the model under ``torch.autocast``, which casts
+    between the 16-bit base model and the FP32 adapters.
     """
     changed = []
     for name, param in model.named_parameters():
@@ -69,10 +69,10 @@ def half_tensors_in_fp32(model: nn.Module, *, trained: bool = True) -> Iterator[
 
 
 def half_state_dict(model: nn.Module) -> dict[str, Any]:
-    """Return ``model.state_dict()`` for evaluation: floating-point tensors as float16 on the CPU.
+    """Return ``model.state_dict()`` with floating-point tensors as float16 on the CPU, for evaluation.
 
-    A value that is NaN or infinite, or would be in float16, raises an error that names the tensor.
-    Tied parameters stay one tensor.
+    If a value is NaN or Inf, or is Inf in float16, an error names the tensor. Tied parameters remain one
+    tensor.
     """
     state = model.state_dict(keep_vars=True)  # the parameters themselves, to recognize tied ones
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}

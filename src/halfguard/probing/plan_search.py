@@ -45,10 +45,10 @@ def plan(
     advance: Advance | None = None,
     watch: Callable[[IslandTrial], None] | None = None,
 ) -> PrecisionPlan:
-    """Search the islands of ``workload``; every run trains a fresh copy of it for ``steps`` steps.
+    """Find the FP32 islands that ``workload`` needs. Each trial trains a new copy for ``steps`` steps.
 
-    A run follows FP32 if its loss is within ``tolerance`` of the FP32 run's, at the end and on average over
-    all steps. On a CPU the runs follow CUDA's autocast rules. ``advance`` is called after every step,
+    A trial succeeds if its loss is within ``tolerance`` of the loss in FP32, both at the end and on average
+    over all steps. On a CPU, CUDA's autocast rules apply. ``advance`` is called after every step, and
     ``watch`` after every trial.
     """
     precision = Precision(precision)

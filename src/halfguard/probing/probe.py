@@ -46,8 +46,8 @@ def probe(
 ) -> ProbeReport:
     """Train a copy of ``workload`` for ``steps`` steps and report the range of every layer.
 
-    ``scale`` is the loss scale in use; ``allowed`` is the share of a layer's gradients that may vanish
-    before a scale counts as too low; ``advance`` is called after every step. The workload itself is not
+    ``scale`` is the loss scale in use. ``allowed`` is the share of a layer's gradients that may become 0
+    before a scale counts as too low. ``advance`` is called after every step. The workload itself is not
     changed.
     """
     if steps < 1:

@@ -100,7 +100,7 @@ class PlanEvidence(RecordPart):
 
 
 class PrecisionPlan(Record):
-    """Islands with their reasons, the loss-scale range, and the runs that led to them."""
+    """A precision plan: FP32 islands with reasons, the range of loss scales, and the trial results."""
 
     kind: ClassVar[str] = "plan"
 
@@ -120,11 +120,11 @@ class PrecisionPlan(Record):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The paths of the islands."""
+        """The module paths of the islands."""
         return tuple(island.module for island in self.islands)
 
     def to_yaml(self) -> str:
-        """Return the text of the file, with kind and version first."""
+        """Return the plan as YAML, with its kind and version first."""
         head = {"kind": self.kind, "schema_version": self.schema_version}
         body = self.model_dump(mode="json", exclude_none=True)
         if not self.lines:
@@ -137,7 +137,7 @@ class PrecisionPlan(Record):
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
-        """Read a plan; nothing in the file is executed."""
+        """Read a plan from YAML. Nothing in the text is executed."""
         try:
             body = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
@@ -147,7 +147,7 @@ class PrecisionPlan(Record):
         return cls._validate(cls._without_version(body))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file atomically: on an error, an existing file stays unchanged."""
+        """Write the plan to a file. If an error occurs, an existing file stays unchanged."""
         write_atomically(path, self.to_yaml())
 
     @classmethod

@@ -75,9 +75,9 @@ def replay(
     *,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Autopsy:
-    """Repeat the step of an incident and find its cause; ``entry`` is needed if the incident names none.
+    """Repeat the step of an incident and find its cause. ``entry`` is needed if the incident has none.
 
-    The weights of the incident are loaded into a ``Workload`` that is passed. ``watch`` is called with a
+    If you pass a ``Workload``, the weights of the incident are loaded into it. ``watch`` is called with a
     description before each run.
     """
     incident = incident if isinstance(incident, Incident) else open_incident(incident)

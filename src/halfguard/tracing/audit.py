@@ -56,11 +56,12 @@ MAX_BYTES = 2**31  # of shadows
 def audit(
     fn: Callable[[], object], model: nn.Module, *, limit: float = LIMIT, max_bytes: int = MAX_BYTES
 ) -> AuditReport:
-    """Run ``fn`` and its backward pass; report the overflows and underflows that changed the step.
+    """Run ``fn`` and its backward pass, and report overflows and underflows that changed the step.
 
-    ``fn()`` returns the loss, or a mapping with a ``"loss"``; if it runs the backward pass itself it may
-    return None. A flag is a finding if the loss, or all gradients together, are off by more than ``limit``.
-    Gradients, buffers and random state are restored afterwards. Shadows take at most ``max_bytes``.
+    ``fn()`` returns the loss, or a mapping with the key ``"loss"``. If it runs the backward pass itself, it
+    may return None. An overflow or underflow is a finding if it changes the loss, or all gradients together,
+    by more than ``limit`` (relative error). Gradients, buffers and random state are restored afterwards. The
+    FP32 copies for the comparison need at most ``max_bytes``.
     """
     if not 0 < limit < inf or max_bytes < 0:
         raise UsageError(f"audit(limit={limit}, max_bytes={max_bytes}): both must be positive.")
@@ -86,7 +87,10 @@ def run_step(
     if not isinstance(loss, Tensor):
         raise UsageError(
             f"{caller}: fn returned {type(loss).__name__}, which is not a loss.",
-            cure="Return the loss tensor, a mapping with a 'loss', or None after loss.backward().",
+            cure=(
+                "Return the loss tensor, a mapping with the key 'loss', or None after "
+                "loss.backward()."
+            ),
         )
     if loss.requires_grad and is_worth_a_backward(loss.detach()):
         # Parts of the graph may belong to the caller, who still needs them.
@@ -113,7 +117,9 @@ def judge(watch: ShadowWatch, model: nn.Module, loss: Tensor | None, limit: floa
             used.setdefault(index, set()).add("gradients")
     reasons = list(watch.not_judged)
     if shadows.is_full:
-        reasons.append(f"the shadows would need more than {shadows.max_bytes} bytes")
+        reasons.append(
+            f"the FP32 copies for the comparison would need more than {shadows.max_bytes} bytes"
+        )
     rows = [
         flag.first.model_copy(
             update={

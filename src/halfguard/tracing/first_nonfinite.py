@@ -195,10 +195,13 @@ def _ranges(tensors: list[tuple[str, Tensor]]) -> tuple[TensorRange, ...]:
 
 
 def find_first_nonfinite(fn: Callable[[], object], model: nn.Module) -> Culprit | None:
-    """Run ``fn`` and its backward pass; return None if the loss and all gradients are finite and right.
+    """Run ``fn`` and its backward pass, and return the operation that failed first.
 
-    ``fn()`` returns the loss, or a mapping with a ``"loss"``; if it runs the backward pass itself it may
-    return None. Gradients, buffers and random state are restored afterwards.
+    The operation returned the first NaN or Inf, or its overflow was swallowed. The result is None if the
+    loss and all gradients are finite and no overflow was swallowed.
+
+    ``fn()`` returns the loss, or a mapping with the key ``"loss"``. If it runs the backward pass itself, it
+    may return None. Gradients, buffers and random state are restored afterwards.
     """
     modules = ModuleStack()
     watch = OperationWatch(modules, run_step.__code__)

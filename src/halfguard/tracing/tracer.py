@@ -120,10 +120,10 @@ def _largest(values: Iterable[float]) -> float:
 def trace(
     model: nn.Module, *, every: int = 1, detail: Detail = "health", keep: int = 1000
 ) -> Tracer:
-    """Trace a model in a ``with`` block; call ``step()`` on the returned tracer at the end of each step.
+    """Trace a model in a ``with`` block. Call ``step()`` on the returned tracer at the end of each step.
 
-    ``every=N`` samples steps 0, N, 2N and so on; ``detail="range"`` adds the histogram of exponents; ``keep``
-    is the number of sampled steps to remember.
+    ``every=N`` samples steps 0, N, 2N and so on. ``detail="range"`` adds a histogram of exponents. ``keep``
+    is the number of sampled steps that are kept.
     """
     return Tracer(model, every=every, detail=detail, keep=keep)
 
@@ -135,9 +135,9 @@ class Tracer:
         self, model: nn.Module, *, every: int = 1, detail: Detail = "health", keep: int = 1000
     ) -> None:
         if every < 1 or keep < 1:
-            raise UsageError(f"trace(every={every}, keep={keep}): both count steps, from 1 on.")
+            raise UsageError(f"trace(every={every}, keep={keep}): both must be at least 1.")
         if detail not in ("health", "range"):
-            raise UsageError(f"trace(detail={detail!r}): allowed are 'health' and 'range'.")
+            raise UsageError(f"trace(detail={detail!r}): detail must be 'health' or 'range'.")
         self.model, self.every, self.detail = model, every, detail
         self.step_index = 0
         self._steps: deque[TraceStep] = deque(maxlen=keep)

@@ -20,13 +20,13 @@ _LISTED = 3  # lines that a warning names
 def apply_plan(
     model: nn.Module, plan: PrecisionPlan | dict[str, Any] | str | os.PathLike[str]
 ) -> list[str]:
-    """Make every island of ``plan``, a plan or a file's path; return the paths of the modules.
+    """Apply ``plan`` (a plan or a file) to the model, and return the paths of the changed modules.
 
-    All names are looked up before the first module is changed. Call this before ``torch.compile``. In a
-    model wrapped by DDP, FSDP or torch.compile, names work without the wrapper's prefix.
+    All names are checked before the first module is changed. Call this before ``torch.compile``. In a model
+    wrapped by DDP, FSDP or torch.compile, names work without the wrapper's prefix.
 
-    Lines are applied in the modules that they belong to. Those of a loss function belong to none; a warning
-    names them: give such a plan to the guard.
+    A line in the plan runs in FP32 inside the modules that it belongs to. Lines of a loss function do not
+    belong to a module, so a warning names them. To apply them, pass the plan to a guard.
     """
     plan = PrecisionPlan.load(plan)
     made = make_islands(model, plan)
@@ -41,9 +41,10 @@ def warn_about_lines(lines: tuple[LineIsland, ...]) -> None:
     """Say that lines stay in half, because only ``guard.step`` runs the loss function that they are in."""
     if lines:
         logger.warning(
-            "The plan also keeps %s in FP32, but outside every module of this model, so %s in 16-bit "
-            "precision. Guard(model, optimizer, {'plan': 'plan.yaml'}).step(loss_fn, batch) runs such lines "
-            "in FP32. Alternatively, write .float() there and remove the entry from the plan.",
+            "The plan also keeps %s in FP32. This code is outside the modules of this model, so "
+            "%s in 16-bit precision. Guard(model, optimizer, {'plan': 'plan.yaml'}).step(loss_fn, "
+            "batch) runs such lines in FP32. Alternatively, write .float() there and remove the "
+            "entry from the plan.",
             _describe_lines(lines),
             "it stays" if len(lines) == 1 else "they stay",
         )

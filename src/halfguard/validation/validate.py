@@ -25,11 +25,11 @@ def validate(
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Verdict:
-    """Run the missing runs of a study and return the verdict on every candidate.
+    """Complete the missing runs of a study, and return the verdict on every candidate.
 
-    ``spec`` is a YAML file or a mapping of its keys. ``folder`` keeps every finished run, the study, the
-    verdict and the reports; by default it is ``runs/`` and the study's name. ``executor`` replaces the one in
-    ``spec``.
+    ``spec`` is a YAML file or a mapping with the same keys. ``folder`` contains the finished runs, the
+    study, the verdict and the reports. The default is ``runs/`` followed by the name of the study.
+    ``executor`` replaces the executor in ``spec``.
     """
     spec = Spec.load(spec)
     place = default_folder(spec) if folder is None else Path(folder)

@@ -39,11 +39,11 @@ Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 
 @dataclass
 class Workload:
-    """A training job: ``loss(model, batch)`` for each of ``batches``, then ``optimizer``.
+    """A training job: for each of ``batches``, compute ``loss(model, batch)`` and step ``optimizer``.
 
-    ``loss`` returns a tensor, or a mapping with a ``"loss"``. ``batches`` is a list, a DataLoader, or a
-    function that returns an iterable; it is started again when it ends. ``evaluate(model)`` returns metrics.
-    ``clip_norm`` clips the gradients to this total norm, after unscaling, in every run of the job.
+    ``loss`` returns a tensor, or a mapping with the key ``"loss"``. ``batches`` is a list, a DataLoader, or
+    a function that returns an iterable. It is restarted when it ends. ``evaluate(model)`` returns metrics.
+    ``clip_norm`` is the limit for gradient clipping by total norm, after unscaling.
     """
 
     model: nn.Module
@@ -61,7 +61,7 @@ class Workload:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def fresh(self) -> Workload:
-        """Return another workload in the initial state of this one; only the data is shared."""
+        """Return a new workload in the initial state of this one. The two share only the data."""
         if self.remake is not None:
             return self.remake()
         try:
@@ -75,13 +75,13 @@ class Workload:
         return replace(self, model=model, optimizer=optimizer)
 
     def store_weights_as(self, precision: Precision) -> None:
-        """Store the weights as ``precision`` needs them: FP16 weights get FP32 masters in the optimizer."""
+        """Convert the weights for ``precision``. FP16 weights get FP32 master weights in the optimizer."""
         if precision.needs_master_weights:
             self.model.half()  # in place: the optimizer keeps the same parameters
             self.optimizer = MasterWeights(self.optimizer)
 
     def take(self, count: int) -> Iterator[Any]:
-        """Yield ``count`` batches; after the last one they start again from the first."""
+        """Yield ``count`` batches. After the last batch, start again with the first one."""
         taken = 0
         while taken < count:
             batches, before = self._start(), taken
@@ -92,7 +92,8 @@ class Workload:
                     return
             if taken == before or (iter(batches) is batches and not callable(self.batches)):
                 raise UsageError(
-                    f"The batches ended after {taken} of {count} and cannot be restarted.",
+                    f"The workload has only {taken} of {count} batches, and they cannot be "
+                    "restarted.",
                     cure="Pass a list, a DataLoader, or a function that returns a new iterator.",
                 )
 
@@ -116,8 +117,8 @@ _ENTRY_FORM = "An ENTRY is path/to/file.py:function or package.module:function."
 def load(entry: str, seed: int = 0) -> Workload:
     """Call the function that ``entry`` names with ``seed`` and return its workload.
 
-    Loading it again, or calling ``fresh()`` on the result, gives an identical workload. The global random
-    state is restored.
+    Calling this again, or calling ``fresh()`` on the result, returns an identical workload. The global
+    random state is restored.
     """
     place, colon, name = entry.rpartition(":")
     if not colon or not place or not name.isidentifier():
@@ -130,11 +131,13 @@ def load(entry: str, seed: int = 0) -> Workload:
     if not isinstance(workload, Workload):
         raise UsageError(
             f"{entry} returned a {type(workload).__name__}, not a Workload.",
-            cure="End it with: return halfguard.Workload(model, loss, batches, optimizer)",
+            cure=(
+                "End the function with: return halfguard.Workload(model, loss, batches, optimizer)"
+            ),
         )
     if _is_empty(workload.batches):
         raise UsageError(
-            f"{entry} returned a workload without a single batch.",
+            f"{entry} returned a workload without batches.",
             cure="Give it at least one batch; a DataLoader with drop_last=True has none if the dataset is "
             "smaller than a batch.",
         )
@@ -153,7 +156,7 @@ def _user_errors(what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"{what} {describe_error(error)}",
-            cure="Run the function by itself to see the whole traceback.",
+            cure="Run the function without halfguard to see the whole traceback.",
         ) from error
 
 
@@ -216,7 +219,7 @@ def _find_function(entry: str, module: ModuleType, name: str) -> Callable[[int],
     names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     raise UsageError(
-        f"{entry}: there is no function {name!r} in it.",
+        f"{entry}: there is no function {name!r} in this file or module.",
         cure=f"Did you mean: {', '.join(close)}?" if close else _ENTRY_FORM,
     )
 
@@ -230,8 +233,9 @@ def _raise_if_without_seed(entry: str, function: Callable[..., Any], name: str) 
         signature.bind(0)
     except TypeError as error:
         raise UsageError(
-            f"{entry}: halfguard calls {name} with one argument, the seed; it is {name}{signature}.",
-            cure=f"Write it as: def {name}(seed): ...",
+            f"{entry}: halfguard calls {name} with one argument, the seed, but it is defined as "
+            f"{name}{signature}.",
+            cure=f"Define it as: def {name}(seed): ...",
         ) from error
 
 

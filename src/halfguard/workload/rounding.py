@@ -1,4 +1,4 @@
-"""``rounding``: run one step in 16 bits, and say which lines lose its digits.
+"""``rounding``: run one step in 16-bit precision, and report which lines lose digits.
 
 For a run that is finite and worse than FP32: there is no first bad number then, but there is a line that
 costs the most accuracy. The step is taped and repeated in float64 (``tracing.rounding``). Each line that
@@ -39,15 +39,16 @@ _PRECISIONS = {
 def rounding(
     model: nn.Module, loss_fn: LossFunction, batch: Any, *, precision: str = "float16"
 ) -> RoundingReport:
-    """Run ``loss_fn(model, batch)`` and its backward pass in ``precision``; report which lines lose digits.
+    """Run ``loss_fn(model, batch)`` and its backward pass, and report which lines lose digits.
 
-    ``precision`` is ``"float16"`` or ``"bfloat16"``, as autocast; on a CPU with CUDA's rules. A model with
-    half weights of its own keeps them. The exact step has the same random numbers and takes the same
-    branches. Gradients, buffers and random state are restored. Compiled models run in eager mode.
+    The step runs under autocast to ``precision``, ``"float16"`` or ``"bfloat16"``. On a CPU, CUDA's autocast
+    rules apply. If the model has 16-bit weights, they stay 16-bit. The reference step in float64 uses the
+    same random numbers and takes the same branches. Gradients, buffers and random state are restored
+    afterwards. Compiled models run in eager mode.
     """
     if precision not in _PRECISIONS:
         raise UsageError(
-            f"rounding(precision={precision!r}): this is no 16-bit precision.",
+            f"rounding(precision={precision!r}): this is not a 16-bit precision.",
             cure=f"Allowed: {', '.join(_PRECISIONS)}.",
         )
     step = _Step(model, loss_fn, batch, _PRECISIONS[precision])

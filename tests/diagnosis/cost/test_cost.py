@@ -53,7 +53,7 @@ class TestNoGainInMemory:
             f"Weights ({single} to {less})",
             f"gradients ({single} to {less})",
             f"from {format_bytes(base.optimizer)} to {format_bytes(half.optimizer)}",
-            f"their gradients take {single} in its step",
+            f"their gradients need {single} during its step",
         ):
             assert part in found.why
         assert "master weights" in found.cure

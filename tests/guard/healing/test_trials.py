@@ -168,7 +168,7 @@ def test_lines_of_a_plan_are_applied_in_their_modules_and_others_reported(
         guard.update()
     assert out.dtype is torch.float32
     assert out.isfinite().all()
-    assert caplog.text.count("outside every module of this model") == 1
+    assert caplog.text.count("outside the modules of this model") == 1
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

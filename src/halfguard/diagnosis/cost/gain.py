@@ -79,19 +79,21 @@ def _slow_reasons(cost: Cost, base: PrecisionCost, other: PrecisionCost) -> Iter
     if cost.fp32_products != "highest":
         yield Reason(
             why=(
-                "FP32 is already fast here: its matrix products run in TF32 or less (float32 matmul "
-                f"precision {cost.fp32_products!r}), on the same units as 16-bit products."
+                "FP32 is already fast here: its matrix products run in TF32 or less (float32 "
+                f"matmul precision {cost.fp32_products!r}), on the same hardware units as 16-bit "
+                "products."
             ),
-            cure="Nothing is wrong: TF32 already gives most of the gain. For a true FP32 baseline call "
-            'torch.set_float32_matmul_precision("highest").',
+            cure="Nothing is wrong: TF32 already provides most of the speedup. For a true FP32 "
+            'baseline, call torch.set_float32_matmul_precision("highest").',
         )
     if other.operations and other.casts / other.operations > CAST_SHARE:
         extra = other.operations - base.operations
         yield Reason(
             why=f"{other.casts} of its {other.operations} operations are casts ({extra:+d} operations "
             f"compared with {base.precision}).",
-            cure="Casts pay off if the layer after them is large. Keep modules with small layers in FP32 "
-            "(halfguard.fp32_island), so that autocast casts less often.",
+            cure="Casts are worthwhile only if the layer after them is large. Keep modules with "
+            "small layers in FP32 (halfguard.fp32_island), so that autocast casts less "
+            "often.",
         )
 
 
@@ -103,8 +105,9 @@ def _little_to_gain(base: PrecisionCost, share: float) -> Reason:
     )
     if (base.seconds or 0.0) / max(base.operations, 1) < SHORT_OPERATION:
         return Reason(
-            why=f"The model is too small for this machine. {products} The rest is {base.operations} small "
-            "operations, which take the same time in any precision.",
+            why=f"The model is too small for this machine. {products} The rest of the step "
+            f"consists of {base.operations} small operations, which take the same time in any "
+            "precision.",
             cure="Make operations larger: a larger batch, fused operations (torch.compile, a fused "
             "optimizer). If neither is possible, FP32 is the right choice for this model.",
         )
@@ -142,8 +145,8 @@ def _memory(base: PrecisionCost, other: PrecisionCost) -> Iterator[Finding]:
         why=f"{reason.why} Activations kept for the backward pass shrink: {format_bytes(old)} to "
         f"{format_bytes(new)}.",
         cure=(
-            "This is expected. 16-bit precision saves activation memory, so use a larger batch or longer "
-            f"sequences, or {reason.cure}."
+            "This is expected. 16-bit precision saves activation memory, so use a larger batch or "
+            f"longer sequences. Or {reason.cure}."
         ),
     )
 
@@ -160,7 +163,7 @@ def _in_mixed_precision(other: PrecisionCost) -> Reason:
         why=f"Weights ({format_bytes(parts.weights)}), gradients ({format_bytes(parts.gradients)}) and "
         f"optimizer state ({format_bytes(parts.optimizer)}) stay FP32 in mixed precision: "
         f"{format_bytes(fixed)}.{added}",
-        cure="shrink the rest: 8-bit optimizer state, adapters on a frozen 16-bit base",
+        cure="reduce the rest with 8-bit optimizer state or with adapters on a frozen 16-bit base",
     )
 
 
@@ -169,7 +172,7 @@ def _with_masters(base: PrecisionCost, other: PrecisionCost) -> Reason:
     old, new = base.memory.largest, other.memory.largest
     master_gradients = other.memory.in_update.other - base.memory.in_update.other
     during = (
-        f", and their gradients take {format_bytes(master_gradients)} in its step"
+        f", and their gradients need {format_bytes(master_gradients)} during its step"
         if master_gradients > 0
         else ""
     )
@@ -201,9 +204,9 @@ _FOR_ACTIVATIONS = (
     "runs twice."
 )
 _FOR_WEIGHTS = (
-    "Use an optimizer with 8-bit state (AdamW8bit of bitsandbytes or torchao), which is a quarter of the "
-    "size of Adam's state. Train adapters (LoRA) on a frozen 16-bit base, in FP32 with "
-    "halfguard.upcast_trainable(model), and compare with halfguard validate."
+    "Use an optimizer with 8-bit state (AdamW8bit from bitsandbytes or torchao), which is a "
+    "quarter of the size of Adam's state. Train adapters (LoRA) on a frozen 16-bit base, in FP32 "
+    "with halfguard.upcast_trainable(model), and compare with halfguard validate."
 )
 
 
@@ -251,9 +254,10 @@ def _out_of_memory(
         subject=_join_names(failed),
         message=f"A step in {_join_names(failed)} ran out of memory on {device}: {failed[0].failure}",
         why=(
-            f"Before the failure it needed: weights {format_bytes(parts.weights)}, gradients "
-            f"{format_bytes(parts.gradients)}, optimizer state {format_bytes(parts.optimizer)}, activations "
-            f"{format_bytes(parts.activations)}. {_NOT_COUNTED}"
+            f"Before the failure, the step needed: weights {format_bytes(parts.weights)}, "
+            f"gradients {format_bytes(parts.gradients)}, optimizer state "
+            f"{format_bytes(parts.optimizer)}, activations {format_bytes(parts.activations)}. "
+            f"{_NOT_COUNTED}"
         ),
         cure=fits + _advice(parts),
     )

@@ -172,7 +172,7 @@ def measure_cost(
         for name in dict.fromkeys(DEFAULT_PRECISIONS if precisions is None else precisions)
     ]
     if not wanted:
-        raise UsageError("No precision was given.", cure=f"Allowed: {', '.join(Precision)}.")
+        raise UsageError("No precision was specified.", cure=f"Allowed: {', '.join(Precision)}.")
     with seeded(workload.seed):
         job = workload.fresh()
         steps = make_repeated_steps(job, wanted, list(job.take(BATCH_COUNT)))

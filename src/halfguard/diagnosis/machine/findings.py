@@ -102,7 +102,7 @@ def _scaler_off(machine: Machine, severity: Severity) -> Finding:
         severity=severity,
         message="torch.amp.GradScaler() disables itself here, because there is no CUDA device.",
         subject="GradScaler",
-        why="It only warns; an FP16 loop then loses small gradients.",
+        why="It only logs a warning, and FP16 training then loses small gradients.",
         cure=f'Pass the device: torch.amp.GradScaler("{kind}") or halfguard.GradScaler("{kind}").',
     )
 
@@ -111,7 +111,7 @@ def _emulated_bf16(hardware: Hardware, better: MixedPrecisionName, severity: Sev
     why = "BF16 is computed in FP32 and rounded, which is slower than FP16 and FP32."
     cure = f"Use {better}."
     if hardware.vendor == "NVIDIA":
-        why += " torch.cuda.is_bf16_supported() still returns True: it counts emulation."
+        why += " torch.cuda.is_bf16_supported() still returns True because it counts emulation."
         cure += (
             " To check for native BF16: torch.cuda.is_bf16_supported(including_emulation=False)."
         )
@@ -167,7 +167,7 @@ def _slow_fp16(hardware: Hardware, severity: Severity) -> Finding:
             "It has no tensor cores, and FP16 arithmetic is far slower than FP32, so FP32 is used. Weights, "
             "gradients and optimizer state stay in FP32, so only saved activations shrink."
         ),
-        cure="Use fp32. Use fp16-mixed only if the activations do not fit.",
+        cure="Use fp32. Use fp16-mixed only if the activations do not fit in memory.",
     )
 
 
@@ -196,5 +196,8 @@ def _no_kernels(device: Device, version: str, architectures: tuple[str, ...]) ->
         message=f"torch {version} has no kernels for {device.name} ({device.target}).",
         subject=f"{device.torch_type}:{device.index}",
         why=f"It was built for {', '.join(architectures)}.",
-        cure="Install a build that supports this card. Older builds are at pytorch.org/get-started.",
+        cure=(
+            "Install a build that supports this card. Older builds are listed at "
+            "pytorch.org/get-started."
+        ),
     )

@@ -88,7 +88,7 @@ def _other_hardware(machine: Machine) -> list[Hardware]:
 
 def list_abilities(hardware: Hardware, speeds: Speeds | None = None) -> tuple[Ability, ...]:
     """Return what each precision does on a device, and how fast it is if that was measured."""
-    fp32 = "native; matrix products in TF32 if that is allowed" if hardware.tf32 else "native"
+    fp32 = "native; matrix products use TF32 if it is enabled" if hardware.tf32 else "native"
     how: dict[MixedPrecisionName, str] = {
         "fp32": fp32,
         "fp16-mixed": _describe_fp16(hardware),

@@ -34,7 +34,8 @@ def resolve_precision(precision: Any) -> str | None:
         if given == name or given in others:
             return name
     raise UsageError(
-        f"precision {precision!r} is unknown, so it cannot be compared with the measured precision.",
+        f"The precision {precision!r} is unknown, so it cannot be compared with the measured "
+        "precision.",
         cure=f"Allowed: {', '.join(_OTHER_NAMES)}; also Lightning's and Accelerate's names for them.",
     )
 

@@ -114,7 +114,7 @@ def _name(module: str | None) -> str:
 def _swallowed(alarm: Alarm) -> WatchWarning:
     found = alarm.finding
     text = (
-        f"Swallowed {found.fault} {_name(found.module)}: {found.op} at {found.place}: "
+        f"A swallowed {found.fault} {_name(found.module)}: {found.op} at {found.place}: "
         f"{found.code}. The loss and gradients are finite but wrong: the loss by "
         f"{alarm.loss_error:.1%}, the gradients by {alarm.gradient_error:.1%}. Compute this line "
         "in FP32 with halfguard.fp32_island or .float()."

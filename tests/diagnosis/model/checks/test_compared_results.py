@@ -37,7 +37,7 @@ def test_a_rounding_that_the_compiler_leaves_out(findings: Any, case: str) -> No
 
 @pytest.mark.slow
 def test_an_overflow_of_eager_mode_alone(findings: Any) -> None:
-    assert "compiled, all is finite" in findings["overflowing"]["HD118"]["message"]
+    assert "compiled, all values are finite" in findings["overflowing"]["HD118"]["message"]
     assert "HG601" in findings["overflowing"]
 
 

@@ -270,7 +270,7 @@ def test_a_mixture_in_the_loss_is_not_the_models() -> None:
     finding = found(
         hg.doctor(model, precision="fp16-true", loss=scored, batch=ramp().half()), "HD110"
     )
-    assert finding.message.startswith("linear outside the model was given float16 and float32")
+    assert finding.message.startswith("linear outside the model received float16 and float32")
     assert finding.cure == "Cast both operands there: .to(torch.float16)"
 
 

@@ -230,7 +230,7 @@ def test_updates_of_sgd_are_measured_and_without_a_loss_they_are_not_known() -> 
 
     unknown = found(hg.doctor(model, optimizer), "HG402")
     assert unknown.severity == "note"
-    assert "pass loss and batch" in unknown.message
+    assert "Pass loss and batch" in unknown.message
 
 
 def test_an_optimizer_that_is_not_known_is_named() -> None:

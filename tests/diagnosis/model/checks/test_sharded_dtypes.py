@@ -95,7 +95,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "ignored key": (
         {"policy": MixedPrecisionPolicy(torch.bfloat16, WIDE)},
-        "fp16-mixed was requested, and FSDP2 computes in bfloat16.",
+        "fp16-mixed was requested, but FSDP2 computes in bfloat16.",
     ),
     "half optimizer state": (
         {"policy": MixedPrecisionPolicy(HALF, WIDE), "half_state": True},

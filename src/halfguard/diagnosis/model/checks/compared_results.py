@@ -83,7 +83,8 @@ def _describe_difference(
 ) -> str:
     bad, bad_compiled = bad_result(eager.results), bad_result(compiled.results)
     if (bad is None) != (bad_compiled is None):
-        return f"eager, {bad or 'all is finite'}; compiled, {bad_compiled or 'all is finite'}"
+        finite = "all values are finite"
+        return f"eager, {bad or finite}; compiled, {bad_compiled or finite}"
     if bad is not None or eager.drew_random_numbers:
         return ""
     for name, one in eager.results.items():

@@ -61,7 +61,9 @@ def _explain(setup: TrainingSetup, error: ForwardError) -> tuple[str, str]:
         )
         return why, f'halfguard.fp32_island(model.get_submodule("{call.context.module}").float())'
     if before and error.missing_attribute:
-        return "Only the training step was run, without the hooks that run before it.", before
+        return (
+            "Only the training step was run, without the hooks that run before it in training."
+        ), before
     return "", "Run the same call without halfguard, in FP32."
 
 
@@ -127,8 +129,8 @@ def check_hd110(setup: TrainingSetup) -> Iterator[Finding]:
     yield Finding(
         code="HD110",
         severity="error",
-        message=f"{call.operation} {where} was given "
-        f"{' and '.join(map(dtype_name, call.dtypes))}: {error.message}{error.place}",
+        message=f"{call.operation} {where} received {' and '.join(map(dtype_name, call.dtypes))}: "
+        f"{error.message}{error.place}",
         subject=module or None,
         why="Outside autocast, operands are not cast to a common dtype.",
         cure=_cure(setup, error),

@@ -118,13 +118,15 @@ def _describe(
 ) -> str:
     if share is not None:
         lost = f"{share:.0%}" if share >= 0.01 or not share else "less than 1%"
-        return f" At this learning rate about {lost} of the updates, by magnitude, is rounded away."
+        return f" At this learning rate about {lost} of the total update magnitude is rounded away."
     optimizer = found[0].optimizer
     if optimizer is None:
         return " How many updates are lost depends on the optimizer."
     if _has_loss(setup) or not any(map(needs_gradients, found)):
         return f" It is unknown how many updates are lost with {type(optimizer).__name__}."
-    return " How many updates are lost depends on the gradients: pass loss and batch to measure it."
+    return (
+        " How many updates are lost depends on the gradients. Pass loss and batch to measure this."
+    )
 
 
 def _has_loss(setup: TrainingSetup) -> bool:

@@ -38,10 +38,7 @@ def check_hg309(setup: TrainingSetup) -> Iterator[Finding]:
         severity="error",
         message=f"{name} contains the optimizer state but not the scaler state.",
         subject=name,
-        why=(
-            "A resumed run starts at the initial scale again, so steps may overflow that did not overflow "
-            "before."
-        ),
+        why=("A resumed run starts again at the initial scale, so its first steps may overflow."),
         cure='torch.save({**checkpoint, "scaler": scaler.state_dict()}, path)  '
         '# and on resume scaler.load_state_dict(checkpoint["scaler"])',
     )
@@ -104,8 +101,8 @@ def check_hg214(setup: TrainingSetup) -> Iterator[Finding]:
                 ),
                 subject=name or None,
                 why=(
-                    "It finds overflows only in its own shard. One rank skips a step while the others apply "
-                    "it, so their weights and scales diverge."
+                    "It detects overflows only in its own shard. One rank may skip a step that "
+                    "the others apply, so their weights and scales diverge."
                 ),
                 cure="from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler\n"
                 f'scaler = ShardedGradScaler("{setup.device_type}")',
@@ -142,8 +139,8 @@ def _describe_lost(setup: TrainingSetup) -> str:
     if setup.gradients is None:
         return ""
     return (
-        f" In this batch {setup.gradients.lost:.1%} of the gradients are 0 but would not be 0 with a loss "
-        "scale."
+        f" In this batch, {setup.gradients.lost:.1%} of the gradients are 0 that would not be 0 "
+        "with a loss scale."
     )
 
 
@@ -186,8 +183,8 @@ def check_hg307(setup: TrainingSetup) -> Iterator[Finding]:
         message="autograd's anomaly detection is enabled together with a loss scaler.",
         subject="detect_anomaly",
         why=(
-            "A scaler calibrates by skipping steps that overflow. Anomaly detection raises in these steps "
-            "although the run is healthy. It also slows down every step."
+            "A scaler calibrates by skipping steps that overflow. Anomaly detection raises an "
+            "error in these steps although the run is healthy. It also slows down every step."
         ),
         cure="trainer = Trainer(detect_anomaly=False)"
         if setup.detects_anomalies

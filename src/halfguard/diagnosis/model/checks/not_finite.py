@@ -89,7 +89,7 @@ def _explain(setup: TrainingSetup, culprit: Culprit | None) -> tuple[str, str]:
         )
     if culprit is not None and culprit.kind in ("parameter", "buffer"):
         return (
-            "Every result that depends on it is not finite either, in any precision.",
+            "Every result that depends on it is also not finite, in any precision.",
             f"Load finite weights: {culprit.name} is not finite.",
         )
     with in_fp32(setup):
@@ -97,20 +97,22 @@ def _explain(setup: TrainingSetup, culprit: Culprit | None) -> tuple[str, str]:
         in_half = not again.is_finite and _made_in_half(find_culprit(setup))
     if again.error:
         return (
-            f"It raises in FP32, so it could not be compared: {again.error}",
+            f"The forward pass raises an error in FP32, so no comparison is possible: {again.error}",
             "Fix this error first, then run the check again.",
         )
     if in_half:
         return (
-            "It is not finite in an FP32 run either because the code itself casts to 16-bit.",
+            "The result is not finite in an FP32 run either, because the code casts to 16-bit.",
             "Remove that cast, or compute the line in float32.",
         )
     if not again.is_finite:
         return (
-            "It is not finite in FP32 either, so the precision is not the cause.",
+            "The result is not finite in FP32 either, so the precision is not the cause.",
             _NOT_PRECISION,
         )
-    return "In FP32 it is finite, so a value overflowed the 16-bit format.", _cure(setup, culprit)
+    return ("In FP32 the result is finite, so a value overflowed the 16-bit format."), _cure(
+        setup, culprit
+    )
 
 
 def _made_in_half(culprit: Culprit | None) -> bool:
@@ -147,7 +149,10 @@ def check_hg601_on_cuda(setup: TrainingSetup) -> Iterator[Finding]:
             code="HG601",
             message=f"under CUDA's autocast in {name} the forward pass raises: {again.error}",
             subject="autocast",
-            why="On this CPU it does not raise, because CUDA's autocast has different rules.",
+            why=(
+                "On this CPU it does not raise an error, because CUDA's autocast has different "
+                "rules."
+            ),
             cure="Use the function that takes logits, such as binary_cross_entropy_with_logits.",
         )
         return
@@ -162,8 +167,8 @@ def check_hg601_on_cuda(setup: TrainingSetup) -> Iterator[Finding]:
         f"{describe_culprit(culprit)}",
         subject=module or None,
         why=(
-            "On this CPU it is finite, because CUDA's autocast computes different operations in 16-bit "
-            "precision."
+            "On this CPU the result is finite, because CUDA's autocast runs different operations "
+            "in 16-bit precision."
         ),
         cure=island_line(module)
         if module

@@ -69,8 +69,8 @@ def _note_copies(setup: TrainingSetup) -> Iterator[Finding]:
             ),
             subject=copies[0].name,
             why=(
-                "The loop must copy gradients to these copies and new values back; otherwise nothing is "
-                "trained."
+                "The training loop must move gradients to these copies and copy the new values "
+                "back. Otherwise nothing is trained."
             ),
             cure="optimizer = halfguard.MasterWeights(optimizer)  # does both",
         )
@@ -106,8 +106,8 @@ def check_hd107(setup: TrainingSetup) -> Iterator[Finding]:
             message="the loss does not depend on any parameter.",
             subject="loss",
             why=(
-                f'{cause} backward() raises. If requires_grad was set on the loss, the scaler raises "No '
-                'inf checks were recorded" instead.'
+                f"{cause} backward() raises an error. If requires_grad was set on the loss, the "
+                'scaler raises "No inf checks were recorded" instead.'
             ),
             cure=cure,
         )
@@ -118,7 +118,10 @@ def check_hd107(setup: TrainingSetup) -> Iterator[Finding]:
             message=f"nothing is trained: all {len(setup.parameters)} parameters in the optimizer are "
             "frozen.",
             subject="optimizer",
-            why="All of them have requires_grad=False, so the loss has no graph and backward() raises.",
+            why=(
+                "All of them have requires_grad=False, so the loss has no graph and backward() "
+                "raises an error."
+            ),
             cure="model.requires_grad_(True)  # or only the part to be trained",
         )
 
@@ -126,7 +129,7 @@ def check_hd107(setup: TrainingSetup) -> Iterator[Finding]:
 def _explain(forward: ObservedForward) -> tuple[str, str]:
     """Return cause and cure: the loss lost the graph, or the forward pass made none."""
     if any(product.passes_gradient for product in forward.products):
-        cause = "It was rebuilt from a number or detached."
+        cause = "The loss was rebuilt from a number or detached."
         return cause, "return loss  # the tensor, without .item(), .detach() or torch.tensor(loss)"
     cause = (
         "The forward pass recorded no graph: it ran under torch.no_grad() or in a reentrant checkpoint "

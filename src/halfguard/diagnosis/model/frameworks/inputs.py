@@ -71,7 +71,10 @@ def explain_difference(asked: str | None, measured: MeasuredPrecision) -> str:
         facts.append(f"The trained weights are {measured.weights}.")
     if measured.is_partial:
         wider = join_names(measured.wider_modules)
-        facts.append(f"Less than half of the FLOPs were 16-bit. In higher precision: {wider}.")
+        facts.append(
+            "Less than half of the FLOPs were in 16-bit precision. These were in higher "
+            f"precision: {wider}."
+        )
     elif wanted.autocast != measured.autocast:
         state = "off" if measured.autocast == "off" else f"on, in {measured.autocast},"
         facts.append(f"Autocast was {state} in the forward pass.")
@@ -105,7 +108,7 @@ class DoctorInputs:
         """Return the model; raise a UsageError if it is missing, since ``owner`` does not contain one."""
         if self.model is None:
             raise UsageError(
-                f"doctor() was given {owner}, which does not contain the model.",
+                f"doctor() received {owner}, which does not contain the model.",
                 cure="Pass the model as the first argument.",
             )
         return self.model
@@ -158,7 +161,7 @@ def check_model(model: Any) -> nn.Module | None:
     if model is None or isinstance(model, nn.Module):
         return model
     raise UsageError(
-        f"doctor() was given a {type(model).__name__} as the model, which is not a torch.nn.Module.",
+        f"doctor() received a {type(model).__name__} as the model, which is not a torch.nn.Module.",
         cure="Pass the model itself as the first argument. Pass a Trainer, an Accelerator or a guard as "
         "trainer=.",
     )
@@ -175,7 +178,8 @@ def check_optimizers(given: Any) -> tuple[Optimizer, ...]:
     for one in optimizers:
         if not _is_optimizer(one):
             raise UsageError(
-                f"doctor() was given a {type(one).__name__} as an optimizer, but it is not one.",
+                f"doctor() received a {type(one).__name__} as an optimizer, but it is not an "
+                "optimizer.",
                 cure="Pass the optimizer of these parameters: torch.optim.AdamW(model.parameters())."
                 if isinstance(one, nn.Parameter)
                 else "Pass one torch.optim.Optimizer, a list of them (for a dict, its values()), or None.",

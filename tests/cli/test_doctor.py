@@ -121,7 +121,7 @@ def test_a_workload_and_its_cost(doctor: Run) -> None:
     done = doctor("examples/overflowing.py:t5", "--cost", "--batch-size", "1")
     assert "requested " in done.out
     assert "peak memory" in done.out
-    assert "is fastest on this machine" in done.out
+    assert "is the fastest precision on this machine" in done.out
     assert "HD113" not in done.out  # the job's own scaler was looked at
     # That a precision does not pay is no finding about a job that did not ask for it.
     assert (done.exit_code, "warning:" in done.out) == (0, False)

@@ -35,7 +35,7 @@ def test_rounding_exits_with_0(halfguard: Run, file: Path, tmp_path: Path) -> No
     done = halfguard("mismatch", "policy", file, "--temperature", "0.8", "--html", page)
     assert done.exit_code == 0
     assert "rounding explains the mismatch" in done.out
-    assert "Lines that round most" in page.read_text()
+    assert "Lines with the largest rounding errors" in page.read_text()
 
 
 def test_a_cause_exits_with_1(halfguard: Run, file: Path) -> None:

@@ -34,14 +34,14 @@ MISTAKES: list[tuple[str, ...]] = [
     (f"doctor {JOBS}:t5 --cost --budget '2 parsecs'", "2 parsecs"),
     ("doctor --batch-size 0", "--batch-size"),
     ("doctor no/such/file.py:build", "no/such/file.py"),
-    ("lint", "Give files or folders"),
+    ("lint", "Specify files or folders"),
     ("lint nowhere.py", "nowhere.py"),
     ("lint . --select HG9", "HG9"),
-    ("lint wrong", "there is no such key"),
+    ("lint wrong", "this key does not exist"),
     ("lint . --format xml", "xml"),
     ("presets fp16_saef", "no preset named 'fp16_saef'", "Did you mean fp16_safe?"),
     ("presets fp16_safe --for keras", "no framework named 'keras'", "Allowed: plain"),
-    ("presets --for plain", "without the name of a preset", "Presets are: balanced"),
+    ("presets --for plain", "needs the name of a preset", "Presets are: balanced"),
     *(
         (f"{command} nowhere.py:f", "the file 'nowhere.py' does not exist")
         for command in ("probe", "plan")
@@ -59,7 +59,7 @@ MISTAKES: list[tuple[str, ...]] = [
     (f"plan {JOBS}:t5 --output no/such/file", "the folder of no/such/file does not exist"),
     (f"plan {JOBS}:rms_norm --for jax", "known: transformers"),
     ("replay nowhere", "is not an incident"),
-    ("report nowhere", "is not the folder of a run"),
+    ("report nowhere", "is not a run folder"),
     ("rule HG999", "HG999"),
     ("why --stepz 5 train.py", "--stepz is not an option"),
     ("validate gone.yaml", "gone.yaml"),

@@ -90,7 +90,7 @@ def test_an_interrupted_study_keeps_its_runs_and_the_next_start_resumes(
     kept = {path: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert kept
     assert re.search(r"Interrupted after \d of 5 runs", err), err
-    assert "the same command resumes" in err
+    assert "run the same command to resume" in err
     process = start(tmp_path, "validate", "spec.yaml", steps=10)
     started.append(process)
     out, err = process.communicate(timeout=400)

@@ -147,7 +147,7 @@ def test_a_damaged_run_file_does_not_hide_the_steps(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "is not the folder of a run"),
+        (["nowhere"], "is not a run folder"),
         (["{run}", "--html", "no/such.html"], "does not exist"),
     ],
 )

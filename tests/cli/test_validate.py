@@ -115,7 +115,7 @@ def test_an_interrupted_study_says_how_to_resume(
     result = halfguard(study, "validate", "spec.yaml")
     assert result.exit_code == 130
     assert result.err.startswith("Interrupted. ")  # of no run: all are finished
-    assert "the same command resumes" in result.err
+    assert "run the same command to resume" in result.err
 
 
 def test_an_interrupt_before_the_first_run_is_no_error(

@@ -109,7 +109,7 @@ def test_a_run_without_the_metric_is_broken(tmp_path: Path) -> None:
     write_csv(Path(fp16) / "version_3", [2.0], hparams={"seed": 3}, metric="other")
     found = only(run(fp32, fp16))
     assert found.word is VerdictLabel.FAIL
-    assert "it logged no val_loss" in found.reason
+    assert "val_loss was not logged" in found.reason
 
 
 def test_a_run_without_anything_is_left_out_and_named(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_run_without_anything_is_left_out_and_named(tmp_path: Path) -> None:
     write_csv(Path(fp16) / "version_9", [])
     result = run(fp32, fp16)
     assert only(result).word is VerdictLabel.PASS
-    assert any("nothing was logged in" in note for note in result.verdict.notes)
+    assert any("no values were logged in" in note for note in result.verdict.notes)
 
 
 def test_pairs_of_different_length_are_refused_with_a_way_out(tmp_path: Path) -> None:
@@ -162,5 +162,5 @@ def test_a_comparison_is_a_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_two_different_places_are_needed(tmp_path: Path, count: int) -> None:
     fp32, _ = write_fp32_and_fp16(tmp_path, 0.0)
-    with pytest.raises(UsageError, match="two or more different places"):
+    with pytest.raises(UsageError, match="two or more different paths"):
         run(*[fp32] * count)

@@ -69,8 +69,8 @@ def test_runs_in_one_folder_are_selected_by_a_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("selection", "message", "cure"),
     [
-        ("precisoin=32", "Did you mean precision?", "Runs there have: precision, seed."),
-        ("precision=64", "no run has precision=64", "There is 32."),
+        ("precisoin=32", "Did you mean precision?", "Available settings: precision, seed."),
+        ("precision=64", "no run has precision=64", "Available values: 32."),
         ("precision=32,seed=1", "no run has all of these settings", ""),
     ],
 )
@@ -93,7 +93,7 @@ def test_an_unknown_metric_is_answered_with_those_that_exist(tmp_path: Path) -> 
         groups(fp32, metric="val/loss")
     assert "val_loss?" in refused.value.message
     assert refused.value.cure == (
-        "Metrics that were found (Lightning's CSVLogger): epoch, train_loss, val_loss."
+        "Available metrics (Lightning's CSVLogger): epoch, train_loss, val_loss."
     )
 
 
@@ -106,7 +106,7 @@ def test_a_place_that_does_not_exist(tmp_path: Path, name: str) -> None:
 def test_a_folder_without_logs_names_what_is_read(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / "other.db").write_bytes(b"no database")
-    with pytest.raises(UsageError, match="no run of a tracker that halfguard can read") as refused:
+    with pytest.raises(UsageError, match="no runs of a tracker that halfguard can read") as refused:
         groups(tmp_path)
     assert "TensorBoard (*tfevents*)" in refused.value.cure
 

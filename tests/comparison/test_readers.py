@@ -111,8 +111,8 @@ def test_an_mlflow_store(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (first.failure, first.unfinished) == (None, None)
     assert 0 <= first.seconds < 600
-    assert (second.name, second.failure) == ("second", "MLflow has the status FAILED")
-    assert third.unfinished == "MLflow has the status RUNNING"
+    assert (second.name, second.failure) == ("second", "its status in MLflow is FAILED")
+    assert third.unfinished == "its status in MLflow is RUNNING"
     assert (tmp_path / "mlflow.db").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
     (chosen,) = read_runs(first.place).runs["MLflow"]  # the place of a run is an argument
@@ -135,7 +135,7 @@ def test_a_damaged_mlflow_store(tmp_path: Path) -> None:
 def test_the_database_of_another_program_is_no_log(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "other.db")) as store:
         store.execute("create table runs (id)")
-    with pytest.raises(UsageError, match="no run of a tracker"):
+    with pytest.raises(UsageError, match="no runs of a tracker"):
         read_runs(str(tmp_path))
 
 
@@ -191,7 +191,7 @@ def test_how_a_wandb_run_ended(tmp_path: Path) -> None:
         (0, None, None),
         (1, "it ended with exit code 1", None),
         (255, None, "it was interrupted"),
-        (None, None, "wandb has not logged its end: it is still running or was killed"),
+        (None, None, "its wandb log has no end: it is still running or was killed"),
     ):
         (tmp_path / "run-abc.wandb").write_bytes(records(0.5, 30, code))
         (run,) = runs(tmp_path)
@@ -229,7 +229,9 @@ def test_a_package_that_is_not_installed(
                 store.execute(f"create table {table} (id)")
     else:
         (tmp_path / name).write_bytes(in_blocks([b""]))
-    with pytest.raises(UsageError, match="whose package is not installed") as refused:
+    with pytest.raises(
+        UsageError, match="the Python package to read them is not installed"
+    ) as refused:
         read_runs(str(tmp_path))
     assert refused.value.cure == f"Run: pip install {package}"
     write_csv(
@@ -239,4 +241,4 @@ def test_a_package_that_is_not_installed(
     assert any(f"(pip install {package})" in note for note in comparison.verdict.notes)
     with pytest.raises(UsageError, match="no run has a metric 'loss'") as refused:
         compare([str(tmp_path), str(tmp_path / "run")], CompareOptions("loss"))
-    assert refused.value.cure.endswith(f"logged there too: pip install {package}.")
+    assert refused.value.cure.endswith(f"to read its logs: pip install {package}.")

@@ -30,7 +30,7 @@ def test_the_rank_concerned_keeps_what_can_be_repeated(
         assert record.weights
     else:
         assert not record.weights  # no rank has all of them; the page names what was used instead
-        assert "spread over ranks" in " ".join(record.problems)
+        assert "its weights are sharded" in " ".join(record.problems)
     assert autopsy.culprit.module == "layers.0"
 
 

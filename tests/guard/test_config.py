@@ -217,7 +217,7 @@ def test_the_key_of_another_tool_is_answered_by_the_key_to_use(key: str) -> None
 
 
 def test_a_misspelt_key_gets_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match=r"there is no such key.*\nDid you mean precision[?]"):
+    with pytest.raises(ConfigError, match=r"this key does not exist.*\nDid you mean precision[?]"):
         GuardConfig.load({"precison": "fp32"})
 
 

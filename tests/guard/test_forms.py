@@ -125,7 +125,7 @@ def elsewhere(model: nn.Module, batch: Batch) -> Tensor:
     ("wrong", "message"),
     [
         (detached, "no autograd graph"),
-        (vector, "shape \\[8, 4\\]; a loss is a tensor with one element"),
+        (vector, "shape \\[8, 4\\], but a loss must be a tensor with one element"),
         (elsewhere, "No (gradient|parameter)"),
     ],
 )

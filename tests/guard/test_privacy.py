@@ -207,7 +207,7 @@ def test_replay_says_why_it_cannot_repeat_a_private_step(tmp_path: Path) -> None
     model = nn.Linear(16, 2)
     work = Workload(model, loss_fn, [], SGD(model.parameters(), lr=0.1))
     for entry in (work, None):
-        with pytest.raises(UsageError, match=r"privacy: true. It holds no batch") as caught:
+        with pytest.raises(UsageError, match=r"privacy: true. It contains no batch") as caught:
             hg.replay(folder, entry)
         assert "statistics of the batch" in caught.value.cure
 

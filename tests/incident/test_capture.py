@@ -166,10 +166,10 @@ def test_a_healthy_step_pays_nothing(tmp_path: Path) -> None:
 @each(
     ("buffer", "problem"),
     [
-        (torch.zeros(10_000), r".*an incident has at most 20000"),
+        (torch.zeros(10_000), r".*the limit for an incident is 20000"),
         (
             torch.zeros(3, dtype=torch.complex128),
-            r"model: its weights of torch\.complex128 cannot be kept",
+            r"model: weights of dtype torch\.complex128 cannot be saved",
         ),
     ],
 )
@@ -221,8 +221,8 @@ def test_ids_that_the_loss_does_not_use(tmp_path: Path) -> None:
     guard_of(tmp_path).step(lambda m, b: loss_fn(m, b["batch"]), batch)
     incident = saved(tmp_path)
     assert incident.record.problems == (
-        "batch.0.names: an array of dtype <U1 cannot be kept",
-        "batch.0.g: a generator cannot be kept",
+        "batch.0.names: an array of dtype <U1 cannot be saved",
+        "batch.0.g: a generator cannot be saved",
     )
     again = decode(incident.record.micro_batches[0].batch, incident.tensors())
     assert differences(again["batch"], (inputs, labels)) == []
@@ -241,7 +241,7 @@ def test_a_private_incident_has_no_batch(tmp_path: Path) -> None:
     assert path is not None
     assert b"Ada" not in (path / "incident.json").read_bytes()
     incident = open_incident(path)
-    assert incident.record.problems == ("batch.0: a private batch cannot be kept",)
+    assert incident.record.problems == ("batch.0: a private batch cannot be saved",)
     [micro] = incident.record.micro_batches
     assert micro.summary == ("float32[2]: 0 NaN, 0 infinite", "int64[3]")
     assert not any(name.startswith("batch") for name in incident.names)

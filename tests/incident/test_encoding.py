@@ -86,7 +86,7 @@ def test_objects_come_back_as_namespaces_with_their_fields() -> None:
 
 def test_what_cannot_be_kept_is_named_and_raises_when_it_is_used() -> None:
     body, _, problems = encode({"fine": 1, "open": open}, "batch")  # a function
-    assert problems == ["batch.open: a builtin_function_or_method cannot be kept"]
+    assert problems == ["batch.open: a builtin_function_or_method cannot be saved"]
     again = decode(json.loads(json.dumps(body)), {})
     assert again["fine"] == 1
     missing = copy.copy(again["open"])
@@ -100,7 +100,9 @@ def test_what_cannot_be_kept_is_named_and_raises_when_it_is_used() -> None:
         lambda: float(missing),
     ]
     for use in uses:
-        with pytest.raises(RecordError, match="lacks a part of the batch: a builtin_function"):
+        with pytest.raises(
+            RecordError, match="does not contain the whole batch: a builtin_function"
+        ):
             use()
 
 
@@ -137,7 +139,7 @@ def test_numpy_comes_back_as_numpy(array: Any) -> None:
 )  # fmt: skip
 def test_other_arrays_are_problems(array: Any) -> None:
     body, tensors, problems = encode({"x": array, "y": 1}, "batch")
-    assert problems == [f"batch.x: an array of dtype {array.dtype} cannot be kept"]
+    assert problems == [f"batch.x: an array of dtype {array.dtype} cannot be saved"]
     assert not tensors
     assert decode(body, {})["y"] == 1
 
@@ -187,7 +189,7 @@ def test_a_container_that_contains_itself() -> None:
     loop: list[Any] = [torch.ones(1)]
     loop += [{"again": loop}, [loop[0]], [loop[0]]]
     body, tensors, problems = encode(loop, "batch")
-    assert problems == ["batch.1.again: a list that contains itself cannot be kept"]
+    assert problems == ["batch.1.again: a list that contains itself cannot be saved"]
     again = decode(body, tensors)
     assert again[2] == again[3] == [torch.ones(1)]
 
@@ -196,7 +198,7 @@ def test_problems_stay_few() -> None:
     encoder = Encoder()
     encoder.encode_batch([open] * 100, "batch.0")
     assert len(encoder.problems) == 21
-    assert encoder.problems[-1] == "80 more values cannot be kept"
+    assert encoder.problems[-1] == "80 more values cannot be saved"
 
 
 @each(
@@ -217,7 +219,7 @@ def test_problems_stay_few() -> None:
 def test_what_a_batch_may_hold_but_an_incident_does_not(value: Any, why: str) -> None:
     encoder = Encoder()
     body = encoder.encode_batch({"odd": value, "x": torch.ones(2)}, "batch.0")
-    assert encoder.problems == [f"batch.0.odd: {why} cannot be kept"]
+    assert encoder.problems == [f"batch.0.odd: {why} cannot be saved"]
     assert decode(body, encoder.tensors)["x"].tolist() == [1, 1]
 
 

@@ -84,7 +84,7 @@ def test_links_and_devices_are_refused(tmp_path: Path) -> None:
 def test_an_alias_must_lead_to_a_tensor(tmp_path: Path) -> None:
     lost = record().model_copy(update={"aliases": {"model.b": "model.a"}})
     folder = write_incident(tmp_path / "a", lost, tensors())
-    with pytest.raises(RecordError, match="refers to tensors that it does not contain"):
+    with pytest.raises(RecordError, match="refers to tensors that are missing"):
         open_incident(folder)
 
 

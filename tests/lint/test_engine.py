@@ -112,7 +112,7 @@ def test_a_misspelt_setting_is_answered_with_the_one_that_may_be_meant(
     (tmp_path / "pyproject.toml").write_text(f"[tool.halfguard.lint]\n{key} = []\n")
     with pytest.raises(ConfigError) as caught:
         load_settings(tmp_path)
-    assert caught.value.cure.startswith(f"Did you mean {meant}? Its keys are select, ignore,")
+    assert caught.value.cure.startswith(f"Did you mean {meant}? Allowed keys: select, ignore,")
 
 
 def test_folders_that_are_not_ours_are_passed_over_unless_named(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_probe_names_the_line_of_a_loss_function() -> None:
 def test_probe_names_a_swallowed_overflow_in_a_module() -> None:
     found = finding("own_norm", "HG609")
     assert (found.line, found.subject) == (line_of("swallowed-in-module"), "1")
-    assert "Loss and gradients stay finite but are wrong" in found.why
+    assert "The loss and the gradients stay finite but are wrong" in found.why
     assert "in 8 steps, first in step 0" in found.message
 
 
@@ -99,7 +99,7 @@ def test_plan_puts_the_island_where_the_overflow_is_swallowed() -> None:
 
 
 def test_weights_in_half_are_not_called_fp32() -> None:
-    with pytest.raises(UsageError, match="no FP32 run to compare with: 2 parameters are 16-bit"):
+    with pytest.raises(UsageError, match="is not possible because 2 parameters are 16-bit"):
         plan(job("half_weights"), steps=2)
 
 

@@ -53,18 +53,18 @@ class Settings(BaseModel):
 @each(
     ("values", "message"),
     [
-        ({}, "steps: it is required, and missing."),
-        ({"steps": "many"}, "steps: an integer is needed (given: 'many')."),
-        ({"steps": 1.5}, "steps: an integer is needed (given: 1.5)."),
-        ({"steps": 1, "seeds": "four"}, "seeds: a list is needed (given: 'four')."),
-        ({"steps": 1, "clip": 2.0}, "clip: keys and values are needed (given: 2.0)."),
+        ({}, "steps: it is required but missing."),
+        ({"steps": "many"}, "steps: an integer is required (given: 'many')."),
+        ({"steps": 1.5}, "steps: an integer is required (given: 1.5)."),
+        ({"steps": 1, "seeds": "four"}, "seeds: a list is required (given: 'four')."),
+        ({"steps": 1, "clip": 2.0}, "clip: keys and values are required (given: 2.0)."),
         (
             {"steps": 1, "clip": {"max_norm": "a"}},
-            "clip.max_norm: a number is needed (given: 'a').",
+            "clip.max_norm: a number is required (given: 'a').",
         ),
         (
             {"steps": 1, "clip": {"max_norm": 1, "foreach": "b"}},
-            "clip.foreach: true or false is needed (given: 'b').",
+            "clip.foreach: true or false is required (given: 'b').",
         ),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_wrong_value_is_told_without_the_words_of_python(
         ({"step": 1}, "Did you mean steps?\nAllowed keys of a job: steps, seeds, clip."),
         (
             {"max_norm": 1.0},
-            "It is a key of a section: write clip: {max_norm: ...}.\nAllowed keys of a job:",
+            "The key belongs to a section: write clip: {max_norm: ...}.\nAllowed keys of a job:",
         ),
         ({"clip": {"norm": 1}}, "Did you mean max_norm?\nAllowed keys of clip: max_norm, foreach."),
         ({"zzz": 1}, "Allowed keys of a job: steps, seeds, clip."),

@@ -186,7 +186,7 @@ def test_a_loop_with_its_own_forward_pass_can_be_repeated_if_it_names_the_batch(
     autopsy = replay(incident, job())
     assert autopsy.reproduced == "same fault"  # all of its numbers are NaN
     assert any("random numbers" in text for text in autopsy.differences)
-    with pytest.raises(UsageError, match="holds no batch"):
+    with pytest.raises(UsageError, match="contains no batch"):
         replay(tmp_path / "without" / "incidents" / "000000-r0", job())
 
 
@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
 def test_without_weights_those_of_the_entry_are_used_and_it_says_so(tmp_path: Path) -> None:
     incident = broken(tmp_path, [overflowing()], config={"incidents": {"weights": False}})
     autopsy = replay(incident, job())
-    assert any("holds none" in text for text in autopsy.differences)
+    assert any("contains none" in text for text in autopsy.differences)
     assert autopsy.cure is not None
 
 

@@ -168,6 +168,6 @@ def test_the_readers_own_code_is_found_by_the_recorded_entry(
     incident = broken(tmp_path / "runs" / "a", [overflowing()], entry="train.py:job")
     assert replay(incident.folder).cure is not None
     nameless = broken(tmp_path / "runs" / "b", [overflowing()])
-    with pytest.raises(UsageError, match="does not name the code"):
+    with pytest.raises(UsageError, match="does not contain the entry"):
         replay(nameless.folder)
     assert replay(nameless.folder, "train.py:job").cure is not None

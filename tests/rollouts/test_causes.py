@@ -99,7 +99,7 @@ def test_another_dtype_is_found() -> None:
     model = Policy()
     report = mismatch(model, rollouts(model), rollout_dtype="float16", lines=False)
     assert kinds(report) == ["other dtype"]
-    assert "rounded like bfloat16" in report.causes[0].sentence
+    assert "rounded as in bfloat16" in report.causes[0].sentence
 
 
 def test_dropout_of_the_trainer_is_found() -> None:

@@ -137,7 +137,7 @@ def test_a_number_that_the_host_reads_is_not_judged() -> None:
     report = run(lambda x: x / (x * x).amax().item())
     assert not report.findings
     (reason,) = report.not_judged
-    assert reason.startswith("the host read a value that differs in FP32 at ")
+    assert reason.startswith("the host reads a value that differs in FP32 at ")
 
 
 def test_shadows_have_a_limit() -> None:

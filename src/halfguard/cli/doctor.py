@@ -96,12 +96,12 @@ def _validate_options(
         raise UsageError(f"{precision!r} is not a precision.", cure=f"Allowed: {allowed}.")
     if gpu is not None and (entry is not None or batch_size is not None):
         raise UsageError(
-            "--gpu only describes a card, so nothing can be run.",
-            cure="Leave out ENTRY and --batch-size, or leave out --gpu.",
+            "--gpu only describes a card and cannot be combined with ENTRY or --batch-size.",
+            cure="Omit ENTRY and --batch-size, or omit --gpu.",
         )
     if cost and entry is None:
         raise UsageError(
-            "--cost measures steps of a job, but no ENTRY was given.",
+            "--cost measures steps of a job, but ENTRY is missing.",
             cure="Run: halfguard doctor job.py:build --cost, where build(seed) returns a Workload.",
         )
     if budget is not None and not cost:
@@ -265,7 +265,9 @@ def _print_best(cost: Cost, console: Console) -> None:
     subject = "it" if smallest is fastest else smallest.precision
     memory = f"{subject} needs the least memory, {format_bytes(smallest.memory.peak)}"
     console.print(
-        f"For this job, {fastest.precision} is fastest on this machine, and {memory}.", style="bold"
+        f"For this job, {fastest.precision} is the fastest precision on this machine, and "
+        f"{memory}.",
+        style="bold",
     )
 
 

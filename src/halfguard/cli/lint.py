@@ -58,7 +58,7 @@ def lint(
     from halfguard.lint.run import Linter  # noqa: PLC0415
 
     if not paths:
-        raise UsageError("Give files or folders to check; '.' is this folder.")
+        raise UsageError("Specify files or folders to check; '.' is the current folder.")
     settings = _settings(paths, select, ignore)
     kinds: tuple[FixKind, ...] = ("safe", "unsafe") if unsafe_fixes else ("safe",)
     linter = Linter(settings, kinds if fix or diff else ())

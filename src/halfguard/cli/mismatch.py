@@ -26,7 +26,7 @@ def mismatch(
     rollout_dtype: Annotated[str, typer.Option(help="Precision of the rollout.")] = "bfloat16",
     trainer_dtype: Annotated[str, typer.Option(help="Precision of the trainer.")] = "bfloat16",
     clip: Annotated[
-        float, typer.Option(help="Ratios from 1 - CLIP to 1 + CLIP count as inside.")
+        float, typer.Option(help="Ratios from 1 - CLIP to 1 + CLIP are inside the clip range.")
     ] = 0.1,
     most: Annotated[int, typer.Option(help="Number of completions to read.", min=1)] = 64,
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",

@@ -24,7 +24,12 @@ def plan(
     steps: Annotated[int, typer.Option(help="Steps of each trial.", min=1)] = 20,
     precision: Annotated[str, typer.Option(help="fp16-mixed or bf16-mixed.")] = "fp16-mixed",
     framework: Annotated[
-        str, typer.Option("--for", metavar="FRAMEWORK", help="Print its lines too: transformers.")
+        str,
+        typer.Option(
+            "--for",
+            metavar="FRAMEWORK",
+            help=("Also print the lines for a framework: transformers."),
+        ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -64,7 +69,7 @@ def plan(
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             count = _trials(len(done))
-            typer.echo(f"Interrupted after {count}. No plan was found yet.", err=True)
+            typer.echo(f"Interrupted after {count}. No plan has been found yet.", err=True)
             raise typer.Exit(130) from None
     if output is not None:
         found.save(output)
@@ -118,7 +123,7 @@ def _print(found: PrecisionPlan, output: Path | None) -> None:
     count = len(found.islands) + len(found.lines)
     title = "No island is needed" if not count else f"{count} island{'s' * (count > 1)}"
     if found.modules == ("",):
-        title = "Only the whole model in FP32 works, which is FP32 training, not a plan"
+        title = "Training works only with the whole model in FP32, which is not a plan"
     console.print(
         f"{title}; {_trials(evidence.trials)} over {evidence.modules} modules, {evidence.steps} steps each."
     )

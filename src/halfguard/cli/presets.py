@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def presets(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Preset to print; without it, all are listed."),
+        typer.Argument(
+            metavar="NAME", help=("Preset to print; without a name, all presets are listed.")
+        ),
     ] = None,
     framework: Annotated[
         str | None,
@@ -40,7 +42,7 @@ def presets(
     if name is None:
         if framework is not None:
             raise UsageError(
-                "--for was given without the name of a preset.",
+                "--for needs the name of a preset.",
                 cure=f"Presets are: {', '.join(preset_names())}.",
             )
         configs = {known: GuardConfig.load(known) for known in preset_names()}
@@ -72,7 +74,8 @@ def _list(configs: dict[str, GuardConfig], *, as_json: bool) -> None:
     console = Console(highlight=False, markup=False)
     console.print(_table(configs))
     console.print(
-        f"halfguard presets NAME prints one; --for {'|'.join(FRAMEWORKS)} prints the change for a framework."
+        f"halfguard presets NAME prints a preset; --for {'|'.join(FRAMEWORKS)} prints the change "
+        "for a framework."
     )
 
 

@@ -64,7 +64,7 @@ def run(
         count = "" if bar is None or not bar.total else f" after {bar.done} of {bar.total} runs"
         ran = f"Interrupted{count}"
         typer.echo(
-            f"{ran}. Every finished run is kept in {folder}; the same command resumes.", err=True
+            f"{ran}. Finished runs are kept in {folder}; run the same command to resume.", err=True
         )
         raise typer.Exit(130) from None
     if as_json:

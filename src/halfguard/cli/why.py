@@ -37,7 +37,7 @@ def why(
         int | None, typer.Option(min=1, help="Stop after this many optimizer steps.")
     ] = None,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Run torch.autocast('cuda') on this CPU.")
+        bool, typer.Option("--emulate", help="Emulate torch.autocast('cuda') on this CPU.")
     ] = False,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Run in the working folder, not in a copy of it.")

@@ -71,7 +71,7 @@ def compare(
     """Compare the first argument, the baseline, with each other one; return the groups for the page."""
     if len(set(arguments)) < max(2, len(arguments)):
         raise UsageError(
-            "compare needs two or more different places, the baseline first.",
+            "compare needs two or more different paths, the baseline first.",
             cure="For example: halfguard compare runs/fp32 runs/fp16 --metric val/loss",
         )
     groups = read_groups(arguments, options.metric)
@@ -133,7 +133,7 @@ def _run_result(group: str, seed: int, run: LoggedRun, metric: Metric, at: At) -
     if series is not None:
         last[metric.name] = series.take(at, higher_is_better=metric.higher_is_better)
     elif failure is None:
-        failure = f"it logged no {metric.name}"
+        failure = f"{metric.name} was not logged"
     return RunResult(
         candidate=group,
         precision=group,
@@ -154,8 +154,8 @@ def _for_logs(
     comparisons = verdict.comparisons
     if all(run.seed is None for group in groups for run in group.runs):
         reason = (
-            "No run has a seed, so no two runs form a pair. Runs with the same precision also differ "
-            "between seeds, so a difference without pairs proves nothing."
+            "No run has a seed, so the runs cannot be paired. Runs in the same precision also "
+            "differ between seeds, so a difference between unpaired runs proves nothing."
         )
         comparisons = tuple(one.model_copy(update={"reason": reason}) for one in comparisons)
     return verdict.model_copy(
@@ -181,12 +181,18 @@ def _notes(groups: Sequence[RunGroup], seeds: Sequence[int], metric: Metric) -> 
                     f"{len(series.values)} values, but the last one is finite."
                 )
         if group.empty:
-            yield f"{group.name}: nothing was logged in {', '.join(group.empty[:5])}, so it is excluded."
+            yield (
+                f"{group.name}: no values were logged in {', '.join(group.empty[:5])}, so these "
+                "runs are excluded."
+            )
         if group.ignored:
             others = ", ".join(group.ignored)
             yield f"{group.name} was read from {group.tracker}; {others} logged {metric.name} there too."
         for tracker, pip in group.missing.items():
-            yield f"{group.name}: logs of {tracker} were not read; its package is not installed ({pip})."
+            yield (
+                f"{group.name}: logs of {tracker} were not read; its Python package is not "
+                f"installed ({pip})."
+            )
 
 
 def _compared(
@@ -194,7 +200,7 @@ def _compared(
 ) -> Iterator[ComparedRun]:
     for run in group.runs:
         series = run.series
-        missing = None if series is not None else f"it logged no {metric.name}"
+        missing = None if series is not None else f"{metric.name} was not logged"
         better = metric.higher_is_better
         yield ComparedRun(
             group=group.name,
@@ -221,8 +227,8 @@ def _raise_if_partly_seeded(groups: Sequence[RunGroup]) -> None:
         raise UsageError(
             f"{len(without)} of {len(runs)} runs have no seed: {listed}. Excluding them could hide a "
             "failure.",
-            cure="Write the seed into the run's name (fp16-seed3), or give paths that do not include these "
-            "runs.",
+            cure="Add the seed to the run's name (fp16-seed3), or specify paths that do not "
+            "include these runs.",
         )
 
 
@@ -242,9 +248,9 @@ def _raise_if_lengths_differ(
     if different:
         listed = "; ".join(different[:5]) + ("; ..." if len(different) > 5 else "")
         raise UsageError(
-            f"Runs with the same seed log {metric.name} up to different steps ({listed}). A verdict on them "
-            "would compare the length of training, not only its precision.",
-            cure="If the runs ended as intended (early stopping), add --any-length.",
+            f"Runs with the same seed log {metric.name} up to different steps ({listed}). A "
+            "verdict would compare the length of training, not only the precision.",
+            cure="If this is intended, for example because of early stopping, add --any-length.",
         )
 
 

@@ -84,14 +84,15 @@ def read_runs(argument: str) -> Found:
     if missing and not runs:
         names = " and ".join(missing)
         raise UsageError(
-            f"{argument} holds logs of {names}, whose package is not installed.",
+            f"{argument} contains logs of {names}, but the Python package to read them is not "
+            "installed.",
             cure=f"Run: {' or '.join(missing.values())}",
         )
     if not runs:
         kinds = ", ".join(f"{reader.name} ({' or '.join(reader.files)})" for reader in READERS)
         raise UsageError(
-            f"{argument} contains no run of a tracker that halfguard can read.",
-            cure=f"halfguard reads: {kinds}. Give the folder or file that contains the runs.",
+            f"{argument} contains no runs of a tracker that halfguard can read.",
+            cure=f"halfguard reads: {kinds}. Specify the folder or file that contains the runs.",
         )
     return Found(_select(runs, selection, argument) if selection else runs, missing)
 
@@ -111,8 +112,8 @@ def _files(where: str) -> list[Path]:
     if not paths:
         raise UsageError(
             f"{where} does not exist.",
-            cure="Give a file, a folder, or a quoted pattern such as 'runs/fp16-*'. To select runs by a "
-            "setting, write PATH:KEY=VALUE.",
+            cure="Specify a file, a folder, or a quoted pattern such as 'runs/fp16-*'. To select "
+            "runs by a setting, write PATH:KEY=VALUE.",
         )
     found = [path for path in paths if path.is_file()]
     for folder in (path for path in paths if path.is_dir()):
@@ -131,11 +132,12 @@ def _select(
         if not values:
             raise UsageError(
                 f"{argument}: no run has {key!r}.{did_you_mean(key, known)}",
-                cure=f"Runs there have: {list_names(known)}.",
+                cure=f"Available settings: {list_names(known)}.",
             )
         if not any(_matches(one, value) for one in values):
             raise UsageError(
-                f"{argument}: no run has {key}={value}.", cure=f"There is {list_names(values)}."
+                f"{argument}: no run has {key}={value}.",
+                cure=(f"Available values: {list_names(values)}."),
             )
     chosen = {
         name: [run for run in one if _has(run.settings, selection)] for name, one in runs.items()
@@ -197,8 +199,8 @@ class RunGroup:
                 raise UsageError(
                     f"{self.name} has two runs with seed {run.seed}: {other.place} and {run.place}.",
                     cure=(
-                        "Each seed may occur once on each side. Give a path or PATH:KEY=VALUE that excludes "
-                        "one of them."
+                        "Each seed may occur only once on each side. Specify a path or "
+                        "PATH:KEY=VALUE that excludes one of the runs."
                     ),
                 )
         return found
@@ -230,10 +232,13 @@ def _trackers(argument: str, found: Found, metric: str) -> list[str]:
     counts = {name: sum(metric in run.metrics for run in runs) for name, runs in found.runs.items()}
     if not any(counts.values()):
         known = {name for runs in found.runs.values() for run in runs for name in run.metrics}
-        more = "".join(f" {name} logged there too: {pip}." for name, pip in found.missing.items())
+        more = "".join(
+            (f" {name} also logged there; to read its logs: {pip}.")
+            for name, pip in found.missing.items()
+        )
         raise UsageError(
             f"{argument}: no run has a metric {metric!r}.{did_you_mean(metric, known)}",
-            cure=f"Metrics that were found ({', '.join(found.runs)}): {list_names(known)}.{more}",
+            cure=f"Available metrics ({', '.join(found.runs)}): {list_names(known)}.{more}",
         )
     # Of equals, the first of READERS.
     return sorted((name for name in counts if counts[name]), key=lambda name: -counts[name])

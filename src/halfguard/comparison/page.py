@@ -61,8 +61,9 @@ def _pairs(comparison: LoggedComparison) -> Iterator[Block]:
     else:
         keys = ", ".join(KEYS)
         yield Text(
-            f"No seed was found. It is read from a setting of the run ({keys}), else from the word seed ",
-            "and a number in the name of the run or its folder, such as fp16-seed3.",
+            f"No seed was found. A seed is read from a setting of the run ({keys}), or from the "
+            "word seed ",
+            "followed by a number in the name of the run or its folder, such as fp16-seed3.",
         )
     if seeds:
         rows = [[str(seed), *(_cell(paired, name, seed) for name in names)] for seed in seeds]
@@ -95,8 +96,8 @@ def _curves(verdict: Verdict, groups: Sequence[RunGroup]) -> Iterator[Block]:
     yield Heading("Training")
     yield Figure(
         draw_curves(lines, label=verdict.metric),
-        f"{verdict.metric} over steps: the line is the mean over runs, the band reaches from the lowest to "
-        "the highest. ▾ marks values that are not finite.",
+        f"{verdict.metric} over steps: the line is the mean over runs, and the band spans the "
+        "lowest to the highest value. ▾ marks values that are not finite.",
     )
 
 

@@ -259,9 +259,9 @@ def _mlflow_runs(copy: Path, path: Path) -> Iterator[LoggedRun]:
         if info.start_time and info.end_time:
             run.seconds = (info.end_time - info.start_time) / 1000
         if info.status == "FAILED":
-            run.failure = "MLflow has the status FAILED"
+            run.failure = "its status in MLflow is FAILED"
         elif info.status != "FINISHED":
-            run.unfinished = f"MLflow has the status {info.status}"
+            run.unfinished = f"its status in MLflow is {info.status}"
         for name in own.data.metrics:
             history = client.get_metric_history(info.run_id, name)
             for one in sorted(history, key=lambda one: (one.step, one.timestamp)):
@@ -284,7 +284,7 @@ def read_wandb(files: Sequence[Path]) -> Iterator[LoggedRun]:
             continue
         run = runs.setdefault(path.stem, LoggedRun(str(path.parent)))
         run.failure = None  # the last file says how the run ended
-        run.unfinished = "wandb has not logged its end: it is still running or was killed"
+        run.unfinished = "its wandb log has no end: it is still running or was killed"
         try:
             _add_records(run, _log_records(data))
         except ValueError as error:

@@ -133,7 +133,7 @@ class IncidentWriter:
             tensors, problems = with_weights or tensors, problems + found
         kept, aliases = _find_aliases(tensors)
         if _size(kept) > self._max_bytes:
-            raise UsageError(f"it would have {_size(kept)} bytes, but {self._limit}")
+            raise UsageError(f"it would need {_size(kept)} bytes, but {self._limit}")
         record = IncidentRecord(
             step=bad_step.step,
             rank=self._rank,
@@ -176,24 +176,24 @@ class IncidentWriter:
     ) -> tuple[dict[str, Tensor] | None, list[str]]:
         """Return the tensors and the model's state, or None if it cannot be kept, and the problems."""
         if is_sharded(model):
-            return None, ["model: its weights are spread over ranks, and no rank has them all"]
+            return None, ["model: its weights are sharded, so no rank has all of them"]
         encoder = Encoder()
         for name, tensor in model.state_dict().items():
             encoder.encode(tensor, f"model.{name}")
         dtypes = {str(t.dtype) for t in encoder.tensors.values() if not can_be_stored(t.dtype)}
         if dtypes:
-            return None, [f"model: its weights of {', '.join(sorted(dtypes))} cannot be kept"]
+            return None, [f"model: weights of dtype {', '.join(sorted(dtypes))} cannot be saved"]
         both = {**tensors, **encoder.tensors}
         size = _size(_find_aliases(both)[0])
         if size > self._max_bytes:
             return None, [
-                f"model: weights are missing; they make it {size} bytes, but {self._limit}"
+                f"model: weights are missing; with them it needs {size} bytes, but {self._limit}"
             ]
         return both, encoder.problems
 
     @property
     def _limit(self) -> str:
-        return f"an incident has at most {self._max_bytes}"
+        return f"the limit for an incident is {self._max_bytes}"
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:

@@ -222,7 +222,7 @@ class Encoder:
         more = self._left_out_count - _MAX_PROBLEMS
         del self.problems[_MAX_PROBLEMS:]
         self.problems.append(
-            f"{name}: {why} cannot be kept" if more <= 0 else f"{more} more values cannot be kept"
+            f"{name}: {why} cannot be saved" if more <= 0 else f"{more} more values cannot be saved"
         )
         return {"type": "left out", "why": why}
 
@@ -234,7 +234,9 @@ class LeftOut:
         self._why = why
 
     def _raise(self, *_: Any) -> NoReturn:
-        raise RecordError(f"The incident lacks a part of the batch: {self._why} could not be kept.")
+        raise RecordError(
+            f"The incident does not contain the whole batch: {self._why} could not be saved."
+        )
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):  # asked by copy and the like, which do not use the value
@@ -303,7 +305,7 @@ def decode(value: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
     if value is None or isinstance(value, bool | str | int | float):
         return value
     if not isinstance(value, dict):
-        raise RecordError(f"A structure in the incident holds a {type(value).__name__}.")
+        raise RecordError(f"A structure in the incident contains a {type(value).__name__}.")
     try:
         return _decode(value, tensors, depth + 1)
     except RecordError:

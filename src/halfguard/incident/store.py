@@ -81,9 +81,7 @@ def open_incident(path: str | os.PathLike[str]) -> Incident:
     names = _tensor_names(folder / TENSORS_FILE, tensors_size)
     missing = [name for name in record.aliases.values() if name not in names]
     if missing:
-        raise RecordError(
-            f"{folder} refers to tensors that it does not contain: {', '.join(missing[:5])}."
-        )
+        raise RecordError(f"{folder} refers to tensors that are missing: {', '.join(missing[:5])}.")
     return Incident(folder, record, names)
 
 
@@ -108,7 +106,7 @@ def _tensor_names(path: Path, size: int) -> frozenset[str]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(MAX_HEADER_BYTES, size):
-            raise RecordError(f"{path} claims a header of {length} bytes, which is impossible.")
+            raise RecordError(f"{path} specifies a header of {length} bytes, which is impossible.")
         raw = file.read(length)
     try:
         header = json.loads(raw)

@@ -234,8 +234,8 @@ class Journal:
         if not self._is_shared and _latest.get(path.resolve(), self) is not self:
             self._is_shared = True
             logger.warning(
-                "%s: two guards in this process write to this folder, so a report mixes their steps. Give "
-                "each guard its own run_dir.",
+                "%s: two guards in this process write to this folder, so reports mix their steps. "
+                "Use a separate run_dir for each guard.",
                 path.parent,
             )
 

@@ -79,8 +79,8 @@ class JsonlWriter:
                 self._file.close()
             self._file = None
         logger.warning(
-            "The journal cannot write %s: %s. Training continues; from now on the journal is kept in "
-            "memory only.",
+            "The journal cannot write %s: %s. Training continues, and from now on the journal is "
+            "kept only in memory.",
             self.path,
             error,
         )
@@ -99,9 +99,7 @@ def _remove_partial_line(file: io.FileIO, path: Path) -> None:
             break
         end = start
     if end < size:
-        logger.info(
-            "Removed %d bytes of a partly written row from the end of %s.", size - end, path
-        )
+        logger.info("Removed a partly written row (%d bytes) from the end of %s.", size - end, path)
         file.truncate(end)
 
 

@@ -18,8 +18,10 @@ def read_run(run_dir: Path) -> RunReport:
     """Read the journal, ``run.json`` and the names of incidents."""
     if not (run_dir / STEPS_FILE).is_file():
         raise UsageError(
-            f"{run_dir} is not the folder of a run: it contains no {STEPS_FILE}.",
-            cure='A guard writes one if it has a run_dir: hg.Guard(..., run_dir="runs/exp1").',
+            f"{run_dir} is not a run folder: it contains no {STEPS_FILE}.",
+            cure=(
+                'A guard writes this file if it has a run_dir: hg.Guard(..., run_dir="runs/exp1").'
+            ),
         )
     problems: list[str] = []
     rows: list[JournalRow] = []

@@ -32,7 +32,7 @@ def select_rules(chosen: tuple[str, ...], ignored: tuple[str, ...]) -> tuple[Rul
             known |= {one.code for one in catalogue.all_entries()}
         if prefix != "ALL" and not any(code.startswith(prefix) for code in known):
             seen = catalogue.find(prefix).seen
-            raise UsageError(f"Lint has no rule {prefix}: it is reported by {', '.join(seen)}.")
+            raise UsageError(f"{prefix} is not a lint rule. It is reported by {', '.join(seen)}.")
     return tuple(rule for rule in all_rules() if _is_on(rule.code, chosen, ignored))
 
 

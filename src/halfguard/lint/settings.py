@@ -77,7 +77,9 @@ def _section(file: Path) -> dict[str, object] | None:
         body = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         # It is somebody else's file as well: what lint cannot read there is no reason to check nothing.
-        logging.getLogger("halfguard").warning("%s cannot be read and is ignored: %s", file, error)
+        logging.getLogger("halfguard").warning(
+            ("%s is ignored because it cannot be read: %s"), file, error
+        )
         return None
     section: object = body
     for name in ("tool", "halfguard", "lint"):
@@ -98,12 +100,12 @@ def _validated(file: Path, section: dict[str, object]) -> Settings:
         try:
             values[name.replace("-", "_")] = checks[name](value)
         except (KeyError, TypeError) as error:
-            reason = "there is no such key" if isinstance(error, KeyError) else str(error)
+            reason = "this key does not exist" if isinstance(error, KeyError) else str(error)
             near = [] if name in checks else difflib.get_close_matches(name, checks, 1, cutoff=0.5)
             raise ConfigError(
                 f"{file}: [tool.halfguard.lint] is invalid at '{name}': {reason}.",
                 cure="".join(f"Did you mean {key}? " for key in near)
-                + f"Its keys are {', '.join(checks)}.",
+                + f"Allowed keys: {', '.join(checks)}.",
             ) from error
     settings = Settings(root=file.parent, **values)
     settings.rules()  # reports an unknown code now, not at the first file

@@ -55,8 +55,8 @@ def lay_out(tensors: Sequence[Tensor]) -> Iterator[TensorRows]:
     if len({tensor.device for tensor in parts}) > 1:
         devices = sorted({str(tensor.device) for tensor in parts})
         raise UsageError(
-            f"The tensors are on several devices ({', '.join(devices)}); all must be on one.",
-            cure="Call it once for each device.",
+            f"The tensors must be on one device, but they are on several ({', '.join(devices)}).",
+            cure="Call the function once for each device.",
         )
     by_dtype: dict[torch.dtype, list[int]] = {}
     for position, tensor in enumerate(parts):

@@ -37,7 +37,7 @@ _ANY = "Call .float() on the inputs of this line, or compute it under torch.auto
 def cure_of_line(culprit: Culprit) -> str:
     """Return what to change at the line of a culprit."""
     if culprit.kind != "op":
-        return f"Repair {culprit.name}: it was not finite before the step began."
+        return f"Correct {culprit.name}, which was not finite before the step began."
     return _BY_OPERATION.get(culprit.op, _ANY)
 
 
@@ -121,7 +121,7 @@ def _fault(fault: StepFault, count: int) -> Finding:
     code, why = "HG601", "The loss or the gradients are then not finite."
     if culprit.swallowed:
         code = "HG609"
-        why = "Loss and gradients stay finite but are wrong, and nothing else reports this."
+        why = "The loss and the gradients stay finite but are wrong, and no error is raised."
     message = f"{describe_line(culprit)}, {where}, overflows FP16 {steps}."
     place = {"path": short_path(culprit.file) or None, "line": culprit.line or None}
     found = _finding(code, culprit.module, message, why, cure, "error")
@@ -140,8 +140,8 @@ def of_lost_gradients(
             worst.module,
             f"{module_label(worst.module)}: {worst.underflow_now:.0%} of its gradients are rounded "
             f"to zero at loss scale {scale:g}.",
-            f"{len(lost)} layers lose more than half of their gradients. At {2.0**window.best:g} this one "
-            f"would lose {worst.underflow_best:.0%}.",
+            f"{len(lost)} layers lose more than half of their gradients. At a loss scale of "
+            f"{2.0**window.best:g}, this layer would lose {worst.underflow_best:.0%}.",
             "If these gradients are meant to be this small, raise the loss scale.",
         )
 
@@ -200,7 +200,7 @@ def _as_scale(value: float | None) -> str:
     return (
         f"{value:g}"
         if value is not None and value <= MAX_SCALE
-        else "any scale that a scaler reaches"
+        else "any scale that a scaler can reach"
     )
 
 
@@ -211,9 +211,9 @@ def of_gains(gains: dict[str, float]) -> Iterator[Finding]:
             "HG607",
             name,
             f"{name} is badly scaled: it multiplies its input by about {gain:.3g}.",
-            "Each such layer costs bits of headroom."
+            "Each such layer reduces the headroom."
             if gain > MAX_GAIN
-            else "Values that pass through it vanish, and so do its gradients.",
+            else "Values that pass through the layer become 0, and so do its gradients.",
             "Initialize it with torch.nn.init.xavier_uniform_ or kaiming_uniform_.",
         )
 

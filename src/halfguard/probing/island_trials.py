@@ -163,9 +163,12 @@ def _raise_no_reference(workload: Workload, failure: Failure) -> NoReturn:
     half = [n for n, p in workload.model.named_parameters() if p.dtype in HALF_DTYPES]
     if half:
         raise UsageError(
-            f"There is no FP32 run to compare with: {len(half)} parameters are 16-bit (the first is "
-            f"{half[0]}). Step {failure.step} fails: {failure.message}.",
-            cure="Return the model with FP32 weights (model.float()) from the ENTRY; autocast lowers them.",
+            f"An FP32 run for comparison is not possible because {len(half)} parameters are 16-bit "
+            f"(the first is {half[0]}). Step {failure.step} fails: {failure.message}.",
+            cure=(
+                "Return the model with FP32 weights (model.float()) from the ENTRY. Autocast "
+                "casts them to 16-bit."
+            ),
         )
     raise UsageError(
         f"The workload is not finite in FP32 either: {failure.message} at step {failure.step}. "

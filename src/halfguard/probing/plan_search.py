@@ -82,8 +82,8 @@ class _Search:
                     f"No set of islands helps: {trial.reason}, and no line of the model loses enough "
                     "accuracy to explain it.",
                     cure=(
-                        "If two FP32 runs with different rounding end equally far apart, use fewer steps or "
-                        "a larger tolerance. Otherwise train in FP32 or BF16."
+                        "If two FP32 runs with different rounding differ just as much, use fewer "
+                        "steps or a larger tolerance. Otherwise train in FP32 or BF16."
                     ),
                 )
             islands += more

@@ -185,8 +185,8 @@ def _train_on(step: TrainingStep, batch: Any, index: int) -> tuple[float, Failur
             raise UsageError(
                 "No gradient reached the optimizer's parameters.",
                 cure=(
-                    "Check that the loss depends on the model that it receives. A loss that uses another "
-                    "copy of the model trains nothing."
+                    "Check that the loss depends on the model that it receives. If the loss uses "
+                    "another copy of the model, nothing is trained."
                 ),
             )
         if all(bool(torch.isfinite(grad).all()) for grad in grads):

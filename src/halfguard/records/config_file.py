@@ -19,13 +19,13 @@ from halfguard.errors import ConfigError
 _MAX_PROBLEMS = 5
 # The first word of pydantic's kind of error: what to say instead of its message.
 _NEEDED = {
-    "int": "an integer is needed",
-    "float": "a number is needed",
-    "bool": "true or false is needed",
-    "string": "a text is needed",
-    "tuple": "a list is needed",
-    "dict": "keys and values are needed",
-    "model": "keys and values are needed",
+    "int": "an integer is required",
+    "float": "a number is required",
+    "bool": "true or false is required",
+    "string": "a string is required",
+    "tuple": "a list is required",
+    "dict": "keys and values are required",
+    "model": "keys and values are required",
 }
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -47,8 +47,9 @@ def parse_yaml(text: str, where: str) -> Mapping[str, Any]:
         raise ConfigError(f"{where} is not YAML: {error}.") from error
     except ValueError as error:  # such as 2026-13-45, which YAML takes for a date
         raise ConfigError(
-            f"{where} contains a value that YAML takes for a date or a number, but cannot read: {error}.",
-            cure="Put quotes around the value if it is a text.",
+            f"{where} contains a value that YAML interprets as a date or a number but cannot "
+            f"read: {error}.",
+            cure="Put quotes around the value if it is a string.",
         ) from error
     if values is None:
         return {}
@@ -85,9 +86,9 @@ def _describe_problem(item: Any) -> str:
 def _reason(item: Any) -> str:
     kind, _, detail = item["type"].partition("_")
     if _is_unknown(item):
-        return "there is no such key"
+        return "this key does not exist"
     if kind == "missing":
-        return "it is required, and missing"
+        return "it is required but missing"
     if detail in {"type", "parsing", "from_float"} and kind in _NEEDED:
         return _NEEDED[kind]
     return str(item["msg"]).removeprefix("Value error, ")
@@ -114,12 +115,12 @@ def _cures(cls: type[BaseModel], item: Any, kind: str) -> list[str]:
     key = str(item["loc"][-1])
     other: Mapping[str, str] = getattr(section, "OTHER_NAMES", {})
     if key in other:
-        return [f"Instead of {key} write {other[key]}.", allowed]
+        return [f"Instead of {key}, write {other[key]}.", allowed]
     inside = [
         f"{name}: {{{key}: ...}}" for name, part in _sections(cls) if key in part.model_fields
     ]
     if inside:
-        return [f"It is a key of a section: write {' or '.join(inside)}.", allowed]
+        return [f"The key belongs to a section: write {' or '.join(inside)}.", allowed]
     near = difflib.get_close_matches(key, keys, 1, cutoff=0.5)
     return [*(f"Did you mean {name}?" for name in near), allowed]
 

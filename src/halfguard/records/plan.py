@@ -115,7 +115,7 @@ class PrecisionPlan(Record):
         names = self.modules
         duplicates = {name for name in names if names.count(name) > 1}
         if duplicates:
-            raise ValueError(f"islands name {', '.join(sorted(duplicates))} more than once")
+            raise ValueError(f"these islands occur more than once: {', '.join(sorted(duplicates))}")
         return self
 
     @property
@@ -164,7 +164,7 @@ class PrecisionPlan(Record):
         except (OSError, UnicodeDecodeError) as error:
             raise RecordError(
                 f"The plan {str(path)!r} cannot be read: {error}.",
-                cure="Make one with: halfguard plan ENTRY -o plan.yaml",
+                cure="Create a plan with: halfguard plan ENTRY -o plan.yaml",
             ) from error
         try:
             return cls.from_yaml(text)

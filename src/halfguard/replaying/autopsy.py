@@ -38,8 +38,8 @@ def find_workload(entry: Workload | str | None, incident: Incident) -> Workload:
     cure = "Name the function that describes the job: halfguard replay INCIDENT --entry file.py:function."
     if not recorded:
         raise UsageError(
-            f"{incident.folder} does not name the code that it belongs to.",
-            cure=f"{cure} Guard(..., entry=...) records it for next time.",
+            f"{incident.folder} does not contain the entry of the training job.",
+            cure=f"{cure} Guard(..., entry=...) saves the entry in future incidents.",
         )
     if _came_with_it(recorded, incident.folder):
         raise UsageError(
@@ -139,7 +139,7 @@ def _differences(step: ReplayedStep) -> tuple[str, ...]:
     ranks = record.world_size
     facts = {
         "weights: they were saved some steps after the fault": not record.exact,
-        "weights: the incident holds none, so the weights of the ENTRY were used": not record.weights,
+        "weights: the incident contains none, so the weights of the ENTRY were used": not record.weights,
         f"torch: {then} then, {torch.__version__} now": then != torch.__version__,
         f"device: {record.device} then, {step.device.type} now": record.device != step.device.type,
         "code: it had uncommitted changes": record.git.get("dirty") == "True",

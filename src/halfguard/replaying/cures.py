@@ -209,8 +209,8 @@ def rewritten(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
     yield Candidate(
         what="operation",
         sentence=(
-            f"At {shown} write {texts}. This form computes the result without the intermediate values. "
-            "Changing a single operation does not restore the gradient."
+            f"At {shown} write {texts}. This form avoids the intermediate values. Changing a "
+            "single operation does not restore the gradient."
         ),
         trial=trials.judged(
             texts, lambda: Variation(context=CompositionRewrite(places.__contains__))

@@ -163,8 +163,9 @@ class ReplayedStep:
         except Exception as error:
             raise UsageError(
                 f"The step cannot be run: {describe_error(error)}",
-                cure="The ENTRY's loss function must accept the batches of the incident. Tensors, dicts, "
-                "lists and tuples are unchanged; any other object is a namespace with the same fields.",
+                cure="The ENTRY's loss function must accept the batches of the incident. Tensors, "
+                "dicts, lists and tuples are unchanged. Any other object is replaced by a "
+                "namespace with the same fields.",
             ) from error
 
     def run(self, variation: Variation = UNCHANGED) -> Result:
@@ -180,7 +181,7 @@ class ReplayedStep:
                 collect_gradients(model, grads)
                 total = part.detach() if total is None else total + part.detach()
         if total is None:
-            raise UsageError(f"{self.incident.folder} holds no batch.")
+            raise UsageError(f"{self.incident.folder} contains no batch.")
         unscale_gradients(list(grads.values()), scale)
         norms = {name: self._norm([grad]) for name, grad in grads.items()}
         return Result(total.float(), grads, norms, self._norm(list(grads.values())))

@@ -42,8 +42,8 @@ def _apply_plan(model: nn.Module, plan: str) -> None:
         apply_plan(model, plan)
     except HalfguardError as error:
         raise UsageError(
-            f"The step was run with the plan {plan!r}, which cannot be applied: {error.message}.",
-            cure="Run replay on the machine that has that file, at the same path.",
+            f"The original step used the plan {plan!r}, which cannot be applied: {error.message}.",
+            cure="Run replay on a machine that has this file at the same path.",
         ) from error
 
 
@@ -70,8 +70,8 @@ def _load_weights(model: nn.Module, incident: Incident) -> None:
         revision = incident.record.git.get("revision", "unknown")
         raise UsageError(
             f"The model of the ENTRY does not match the incident: {_shortened(str(error))}",
-            cure="Name the function that builds the trained model. The git revision of the run: "
-            f"{revision}.",
+            cure="Specify the function that builds the trained model. The git revision of the run "
+            f"is {revision}.",
         ) from error
 
 
@@ -84,8 +84,8 @@ def raise_if_private(incident: Incident) -> None:
     """Raise if the batch of the incident was not stored, because it is private."""
     if any(micro.private for micro in incident.record.micro_batches):
         raise UsageError(
-            f"{incident.folder} was written with privacy: true. It holds no batch, so its step cannot be "
-            "repeated.",
+            f"{incident.folder} was saved with privacy: true. It contains no batch, so its step "
+            "cannot be repeated.",
             cure=(
                 "It still contains the cause, evidence, loss scale and gradient norms, and the dtypes, "
                 "shapes and statistics of the batch. To replay such a step, reproduce it with privacy: "
@@ -101,7 +101,7 @@ def load_batches(incident: Incident, device: torch.device) -> tuple[list[Any], l
     micro_batches = incident.record.micro_batches
     if not micro_batches or all(m.batch is None and m.rng is None for m in micro_batches):
         raise UsageError(
-            f"{incident.folder} holds no batch, so its step cannot be repeated.",
+            f"{incident.folder} contains no batch, so its step cannot be repeated.",
             cure=(
                 "Use guard.step(loss_fn, batch), or pass the batch: guard.backward(loss, batch=batch). The "
                 "incident still contains the cause, scale and gradient norms."

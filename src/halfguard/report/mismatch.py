@@ -26,10 +26,13 @@ def _summary(report: MismatchReport) -> Iterator[Block]:
         yield Text(f"{cause.kind.capitalize()}: {cause.sentence}", tone="bad")
     seen = report.observed
     yield Text(
-        f"{report.tokens} tokens of {report.sequences} completions. The ratio of probabilities leaves ",
-        f"[{1 - report.clip:.2g}, {1 + report.clip:.2g}] for {seen.outside:.1%} of them; the mean ",
-        f"difference is {seen.mean:+.2g}, its size {seen.size:.2g}. Trainer: {report.trainer}. The ",
-        f"rollout rounds like {report.rollout_dtype}.",
+        f"{report.tokens} tokens in {report.sequences} completions. The probability ratio is "
+        "outside ",
+        f"[{1 - report.clip:.2g}, {1 + report.clip:.2g}] for {seen.outside:.1%} of the tokens. "
+        "The mean ",
+        f"difference is {seen.mean:+.2g}, and its size is {seen.size:.2g}. Trainer: "
+        f"{report.trainer}. The ",
+        f"rollout is rounded as in {report.rollout_dtype}.",
     )
 
 
@@ -37,7 +40,7 @@ def _parts(report: MismatchReport) -> Iterator[Block]:
     yield Heading("Where it comes from")
     rows = [[name, f"{size:.2g}"] for name, size in report.parts.items()]
     yield Table(("part", "size"), rows)
-    yield Text("Sizes are root mean squares, so the squares add up if the parts are independent.")
+    yield Text("Sizes are root mean squares, so the squares of independent parts add up.")
     positions = [
         [f"{one.first} to {one.last}", f"{one.outside:.1%}", f"{one.size:.2g}"]
         for one in report.lengths
@@ -49,8 +52,8 @@ def _precisions(report: MismatchReport) -> Iterator[Block]:
     yield Heading("The same tokens in other precisions")
     yield Text(
         (
-            "Recomputed with 16-bit weights and compared with FP32. The first row is the recorded data; "
-            "decoded: with a "
+            "The tokens were recomputed with 16-bit weights and compared with FP32. The first row "
+            "is the recorded data. Decoded means with a "
         ),
         "KV cache, compared with whole sequences in the same precision.",
     )
@@ -58,7 +61,7 @@ def _precisions(report: MismatchReport) -> Iterator[Block]:
     yield Table(_HEADS, [_row(one) for one in rows])
     yield Text(
         f"BF16 has {report.bf16_over_fp16:.3g} times the k3 of FP16 on these sequences (95% interval ",
-        f"{report.ratio_low:.3g} to {report.ratio_high:.3g}, in pairs). Cheapest precision with at ",
+        f"{report.ratio_low:.3g} to {report.ratio_high:.3g}, paired). Cheapest precision with at ",
         f"most 1% of the tokens outside, if both sides use it: {report.recommended}.",
     )
 
@@ -71,5 +74,5 @@ def _row(one: Agreement) -> list[str]:
 
 def _lines(report: MismatchReport) -> Iterator[Block]:
     if report.lines:
-        yield Heading("Lines that round most")
+        yield Heading("Lines with the largest rounding errors")
         yield from (Text(Mono(line)) for line in report.lines)

@@ -66,7 +66,7 @@ def find_cause(evidence: Evidence) -> Cause | None:
     kind: CauseKind
     dtype = nearest_dtype(before, evidence.sizes)
     if before <= ROUNDING * evidence.sizes[dtype]:
-        kind, text, after = "other dtype", f"it is rounded like {dtype}", evidence.sizes[dtype]
+        kind, text, after = "other dtype", f"they are rounded as in {dtype}", evidence.sizes[dtype]
         return _cause(evidence, kind, text, before, after, rounding)
     trials = [trial for make in _TRIALS for trial in make(evidence)]
     good = [one for one in trials if size(one.apart) <= ROUNDING * one.rounding(evidence.noise)]
@@ -85,10 +85,14 @@ def nearest_dtype(found: float, sizes: dict[str, float]) -> str:
 def _cause(
     evidence: Evidence, kind: CauseKind, text: str, before: float, after: float, rounding: float
 ) -> Cause:
-    shown = "" if math.isnan(after) else f"; with that repeated, {after:.2g} are left"
+    shown = (
+        ""
+        if math.isnan(after)
+        else (f"; if this is reproduced, a difference of {after:.2g} remains")
+    )
     sentence = (
-        f"The {evidence.side}'s log-probabilities are {before:.2g} away from the model in FP32, where "
-        f"rounding explains {rounding:.2g}: {text}{shown}."
+        f"The {evidence.side}'s log-probabilities differ by {before:.2g} from the model in FP32, "
+        f"but rounding explains only {rounding:.2g}: {text}{shown}."
     )
     facts = {"before": before, "after": after, "rounding": rounding}
     return Cause(kind=kind, side=evidence.side, sentence=sentence, **facts)
@@ -114,7 +118,10 @@ def _sampling(evidence: Evidence) -> Iterator[Trial]:
     for name, mass in _cuts(probs, (own - recorded).exp()):
         inside = probs.cumsum(-1).gather(-1, rank[:, None])[:, 0]
         cut = torch.maximum(mass, inside)  # what was drawn was not cut off
-        text = f"they are those of the distribution cut by {name}, where the trainer has all of it"
+        text = (
+            f"they belong to a distribution truncated by {name}, but the trainer uses the full "
+            "distribution"
+        )
         yield Trial("truncated sampling", text, recorded - (own - cut.log()), chosen)
 
 
@@ -144,7 +151,7 @@ def _shifts(evidence: Evidence) -> Iterator[Trial]:
     late = torch.cat([recorded[1:] - exact[:-1] for recorded, exact in pairs])
     for apart, where in ((early, "next"), (late, "previous")):
         if len(apart):
-            yield Trial("shifted tokens", f"each is that of the {where} token", apart)
+            yield Trial("shifted tokens", f"each value belongs to the {where} token", apart)
 
 
 def _prompts(evidence: Evidence) -> Iterator[Trial]:
@@ -155,20 +162,20 @@ def _prompts(evidence: Evidence) -> Iterator[Trial]:
     )
     for how, change in changes:
         apart = evidence.recorded - evidence.scorer.given(change).exact
-        yield Trial("other prompt", f"they are those after the prompt {how}", apart)
+        yield Trial("other prompt", f"they were computed for the prompt {how}", apart)
 
 
 def _weights(evidence: Evidence) -> Iterator[Trial]:
     if evidence.previous is not None:
         apart = evidence.recorded - evidence.previous.exact
-        yield Trial("other weights", "they are those of the previous weights", apart)
+        yield Trial("other weights", "they were computed with the previous weights", apart)
     model: Any = evidence.scorer.model
     layers = [one for one in model.modules() if isinstance(getattr(one, "scaling", None), dict)]
     for factor, text in ((0.0, "without the adapter"), (2.0, "with the adapter added twice")):
         if layers:
             with _scaled(layers, factor):
                 apart = evidence.recorded - evidence.scorer.score(Variant())
-            yield Trial("adapter", f"they are those {text}", apart)
+            yield Trial("adapter", f"they were computed {text}", apart)
 
 
 @contextmanager
@@ -193,16 +200,22 @@ def _pattern(evidence: Evidence) -> tuple[CauseKind, str]:
     if _has_dropout(scorer.model):
         random = size(scorer.score(Variant(), train=True) - scorer.exact)
         if 1 / ROUNDING <= before / random <= ROUNDING:
-            return "dropout", "dropout makes a difference of this size; call model.eval() there"
+            return "dropout", (
+                "dropout causes a difference of this size; call model.eval() before they are "
+                "computed"
+            )
     lengths = [len(row.completion) for row in scorer.rows]
     parts = [part for part in torch.split(evidence.apart, lengths) if len(part) >= 8]
     if parts:
         early = size(torch.cat([part[: len(part) // 4] for part in parts]))
         late = size(torch.cat([part[-(len(part) // 4) :] for part in parts]))
         if early > _EARLY * late:
-            text = "it is large after the prompt and fades, so the prompt or its template was different"
+            text = (
+                "the difference is large after the prompt and then decreases, so the prompt or "
+                "its template was different"
+            )
             return "other prompt", text
-    text = "weights or code differ; give the previous weights to see whether they are stale"
+    text = "weights or code differ; pass the previous weights to check whether they are stale"
     return "unknown", text
 
 

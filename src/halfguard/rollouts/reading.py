@@ -13,8 +13,8 @@ from typing import Any
 from halfguard.errors import UsageError
 
 _FORM = (
-    'A line is {"prompt_ids": [...], "completion_ids": [...], "rollout_logprobs": [...]}, and may have '
-    '"trainer_logprobs" of the same length.'
+    'A line is {"prompt_ids": [...], "completion_ids": [...], "rollout_logprobs": [...]}, and may '
+    'contain "trainer_logprobs" of the same length.'
 )
 
 
@@ -37,7 +37,7 @@ def read_rollouts(path: str | os.PathLike[str], most: int | None = None) -> list
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     rows = [_parse(line, f"{path}:{number}") for number, line in numbered[:most]]
     if not rows:
-        raise UsageError(f"{path} has no rollout.", cure=_FORM)
+        raise UsageError(f"{path} contains no rollouts.", cure=_FORM)
     return rows
 
 
@@ -50,10 +50,10 @@ def _parse(line: str, place: str) -> Rollout:
         recorded = [row["rollout_logprobs"], row.get("trainer_logprobs")]
         rollout, trainer = (None if one is None else tuple(map(float, one)) for one in recorded)
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{place} is no rollout: {error!r}.", cure=_FORM) from error
+        raise UsageError(f"{place} is not a rollout: {error!r}.", cure=_FORM) from error
     if not prompt or not completion or rollout is None:
         raise UsageError(
-            f"{place}: prompt, completion and log-probabilities are needed.", cure=_FORM
+            f"{place}: a prompt, a completion and log-probabilities are required.", cure=_FORM
         )
     for values in (rollout, trainer or rollout):
         _check(values, completion, place)
@@ -68,5 +68,5 @@ def _check(values: Sequence[float], completion: Sequence[int], place: str) -> No
     if not all(math.isfinite(one) and one <= 1e-3 for one in values):
         raise UsageError(
             f"{place}: a log-probability is positive or not finite.",
-            cure="Export natural logarithms of the probabilities of the tokens that were drawn.",
+            cure="Export the natural logarithms of the probabilities of the sampled tokens.",
         )

@@ -23,8 +23,12 @@ def scalar_loss(result: Any) -> Tensor:
     loss = find_loss(result)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise UsageError(
-            f"The loss function returned {_describe(result)}; a loss is a tensor with one element.",
-            cure="Return loss.mean(), or a mapping with such a 'loss', from loss(model, batch).",
+            f"The loss function returned {_describe(result)}, but a loss must be a tensor with "
+            "one element.",
+            cure=(
+                "Return loss.mean(), or a mapping with such a tensor under the key 'loss', from "
+                "loss(model, batch)."
+            ),
         )
     return loss if loss.dim() == 0 else loss.reshape(())
 
@@ -33,5 +37,5 @@ def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if isinstance(value, Mapping):
-        return f"a mapping with {', '.join(map(repr, value)) or 'nothing in it'}"
+        return f"a mapping with {', '.join(map(repr, value)) or 'no keys'}"
     return f"a {type(value).__name__}"

@@ -137,7 +137,8 @@ def tape_finite_step(run: Run, model: nn.Module, *, is_fp16: bool) -> TapedStep:
             return step
         if scale <= 1 or not bool(step.loss.tensor.isfinite().all()):
             raise UsageError(
-                "rounding: loss or gradients are not finite, so digits are not the problem.",
+                "rounding: the loss or the gradients are not finite, so lost digits are not the "
+                "problem.",
                 cure="halfguard.find_first_nonfinite names the operation that returned the first NaN or Inf.",
             )
         scale /= _LESS_SCALE

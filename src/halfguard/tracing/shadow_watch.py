@@ -226,7 +226,7 @@ class ShadowWatch(OperationMode):  # type: ignore[no-untyped-call]
         if not tainted and not any(_is_suspect(result, done) for result in done.results):
             return
         if done.packet == "_local_scalar_dense":
-            self._note("the host read a value that differs in FP32", done.place)
+            self._note("the host reads a value that differs in FP32", done.place)
         elif not done.call.can_repeat:
             if tainted:
                 self._follow_random(done)

@@ -209,8 +209,8 @@ def _find_line(file: str, island: LineIsland) -> int:
     if len(same) == 1:
         return same[0]
     logger.warning(
-        "The line %r of %s, which the plan keeps in FP32, was not found there (%d lines are equal to it), "
-        "so it runs in 16-bit precision.",
+        "The plan keeps the line %r of %s in FP32, but %d lines of that file match it, so it runs "
+        "in 16-bit precision.",
         island.code,
         file,
         len(same),

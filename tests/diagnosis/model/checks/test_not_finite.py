@@ -168,7 +168,7 @@ def half_in_the_loss(model: nn.Module, x: Tensor) -> Tensor:
 
 def test_a_cast_in_the_code_itself_is_told() -> None:
     finding = found(examine(net(), half_in_the_loss, batch()), "HG601")
-    assert "the code itself casts to 16-bit" in finding.why
+    assert "the code casts to 16-bit" in finding.why
 
 
 def test_a_fault_in_the_loss_is_told_with_its_line() -> None:

@@ -212,7 +212,7 @@ def test_the_key_of_another_tool_is_answered_by_the_key_to_use(key: str) -> None
     with pytest.raises(ConfigError) as caught:
         GuardConfig.load({key: True})
     instead = GuardConfig.OTHER_NAMES[key]
-    assert f"Instead of {key} write {instead}." in str(caught.value)
+    assert f"Instead of {key}, write {instead}." in str(caught.value)
     GuardConfig.load(parse_yaml(instead.partition(" (")[0], "the cure"))  # it can be written so
 
 

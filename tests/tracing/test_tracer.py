@@ -319,7 +319,7 @@ def test_a_step_goes_to_json_and_back() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="every=0"):
         trace(mlp(), every=0)
-    with pytest.raises(UsageError, match="'health' and 'range'"):
+    with pytest.raises(UsageError, match="'health' or 'range'"):
         trace(mlp(), detail="all")  # type: ignore[arg-type]
 
 

@@ -75,7 +75,7 @@ def test_seeds_are_a_number_or_a_list(seeds: object) -> None:
 def test_the_key_of_another_tool_is_answered_by_the_key_to_use(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         spec_of("healthy", **{key: 1})
-    assert f"Instead of {key} write {Spec.OTHER_NAMES[key]}." in caught.value.cure
+    assert f"Instead of {key}, write {Spec.OTHER_NAMES[key]}." in caught.value.cure
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_a_step_that_is_not_finite_is_not_for_this_instrument() -> None:
 
 
 def test_a_precision_that_is_not_known_raises() -> None:
-    with pytest.raises(UsageError, match="no 16-bit precision"):
+    with pytest.raises(UsageError, match="not a 16-bit precision"):
         hg.rounding(nn.Linear(4, 1), mean_square, torch.ones(2, 4), precision="fp32")
 
 

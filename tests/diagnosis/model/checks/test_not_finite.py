@@ -109,7 +109,7 @@ def test_an_overflow_is_named_with_its_module_and_line_and_the_island_helps() ->
     assert "the loss is nan" in finding.message
     assert "mul in square returned the first NaN or Inf" in finding.message
     assert "return x * x" in finding.message
-    assert "In FP32 it is finite" in finding.why
+    assert "In FP32 the result is finite" in finding.why
     cured(finding, model=model)
     assert "HG601" not in codes(examine(model))
 

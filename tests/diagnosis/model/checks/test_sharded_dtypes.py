@@ -91,7 +91,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "16-bit accumulation": (
         {"policy": MixedPrecisionPolicy(HALF, WIDE), "prepare": lambda model: model.bfloat16()},
-        "The shards of the model itself are kept in bfloat16.",
+        "The shards of the model itself are stored in bfloat16.",
     ),
     "ignored key": (
         {"policy": MixedPrecisionPolicy(torch.bfloat16, WIDE)},
@@ -99,7 +99,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "half optimizer state": (
         {"policy": MixedPrecisionPolicy(HALF, WIDE), "half_state": True},
-        "The optimizer's state is kept in bfloat16.",
+        "The optimizer's state is stored in bfloat16.",
     ),
     "another dtype in the rollout copy": (
         {"policy": MixedPrecisionPolicy(HALF, WIDE), "rollout": Net().bfloat16()},

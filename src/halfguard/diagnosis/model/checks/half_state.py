@@ -118,7 +118,7 @@ def _describe(
 ) -> str:
     if share is not None:
         lost = f"{share:.0%}" if share >= 0.01 or not share else "less than 1%"
-        return f" At this learning rate about {lost} of the total update magnitude is rounded away."
+        return f" At this learning rate about {lost} of the updates is rounded away (by magnitude)."
     optimizer = found[0].optimizer
     if optimizer is None:
         return " How many updates are lost depends on the optimizer."

@@ -129,7 +129,7 @@ def test_an_interrupt_before_the_first_run_is_no_error(
     monkeypatch.setattr("halfguard.validation.study.missing_tasks", interrupted)
     result = halfguard(tmp_path, "validate", "spec.yaml")
     assert result.exit_code == 130
-    assert "Interrupted. Every finished run is kept" in result.err
+    assert "Interrupted. Finished runs are kept" in result.err
 
 
 @pytest.mark.usefixtures("seed")

@@ -117,7 +117,7 @@ def test_number_and_size_are_limited(
     monkeypatch.setattr("halfguard.guard.incidents._MAX_BYTES", 100)
     small = guard_of(tmp_path / "small")
     assert small.step(loss_fn, poisoned(batches(1)[0])).action is Action.SKIP
-    assert "at most 100" in caplog.messages[-2]
+    assert "limit for an incident is 100" in caplog.messages[-2]
 
 
 def test_a_scale_that_finds_its_level_is_no_incident(tmp_path: Path) -> None:

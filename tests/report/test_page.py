@@ -66,7 +66,7 @@ def test_a_page_says_everything_and_ends_in_the_recommendation(write: Any) -> No
              "Sample 3", "Recommendation", "Keep head in FP32.", "- module: head"]  # fmt: skip
     places = [text.find(part) for part in parts]
     assert -1 not in places, parts[places.index(-1)]
-    shown = text.partition("This page is one file")[0].rstrip()  # before the footer
+    shown = text.partition("This page is a single file")[0].rstrip()  # before the footer
     assert shown.endswith(("- module: head", "```"))
 
 

@@ -130,7 +130,7 @@ def test_a_resumed_run_draws_each_step_once() -> None:
 
 
 def test_a_journal_without_losses_says_so() -> None:
-    assert "the journal keeps no other values" in to_html(run_page(make_report([window(0, 9)])))
+    assert "the journal contains no other values" in to_html(run_page(make_report([window(0, 9)])))
 
 
 def test_a_healthy_run_is_shown_as_good() -> None:
@@ -177,7 +177,7 @@ def test_notes_of_the_script_are_shown_and_cover_no_step() -> None:
 
 
 def test_nothing_yet() -> None:
-    assert "No step has been written yet" in to_markdown(run_page(RunReport.of("a", [])))
+    assert "The journal contains no steps yet" in to_markdown(run_page(RunReport.of("a", [])))
     assert json.loads(RunReport.of("a", []).to_json())["summary"]["steps"] == 0
 
 

@@ -130,7 +130,7 @@ def watched_page(*rows: JournalRow) -> str:
 
 
 def test_a_run_without_a_watch_has_no_such_section() -> None:
-    assert "Inside the steps" not in watched_page()
+    assert "Sampled steps" not in watched_page()
 
 
 def test_the_latest_numbers_of_the_layers_are_shown_with_units() -> None:

@@ -56,7 +56,7 @@ def test_the_report_can_be_written_and_read() -> None:
     text = to_markdown(mismatch_page(report, "rollouts.jsonl"))
     assert text.startswith("# rollouts.jsonl: rounding explains the mismatch")
     assert "float16 with an FP32 head" in text
-    assert "in pairs" in to_html(mismatch_page(report))
+    assert "paired" in to_html(mismatch_page(report))
 
 
 def test_a_file_of_rollouts_is_read(tmp_path: Path) -> None:

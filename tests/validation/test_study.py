@@ -87,7 +87,7 @@ def when(condition: str, text: str) -> str:
         ("out.write_text('{\"accuracy\": null}')", "accuracy is nan"),
         ('out.write_text(\'{"accuracy": "NaN"}\')', "accuracy is nan"),
         ("out.write_text('{\"acc\": 1}')", "no metric 'accuracy'; it has 'acc'"),
-        ("pass", "left no JSON at {out}"),
+        ("pass", "wrote no JSON to {out}"),
     ],
 )
 def test_one_bad_run_is_a_failure_of_its_candidate(folder: Path, text: str, message: str) -> None:
@@ -136,7 +136,7 @@ def test_a_candidate_without_the_metric_fails_in_any_order(
     spec = spec_of(folder, when("precision == '16'", "pass"))
     (found,) = judge(run_study(spec, folder / "study", SequentialExecutor(order=order))).comparisons
     assert (found.word, found.broken) == (VerdictLabel.FAIL, (0, 1, 2, 3, 4))
-    assert "left no JSON at {out}" in found.reason
+    assert "wrote no JSON to {out}" in found.reason
 
 
 def test_a_run_that_was_cut_off_allows_no_pass_and_is_run_again(folder: Path) -> None:

@@ -83,7 +83,7 @@ def halfguard(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    """Train in 16 bits, and prove that the result is as good as in 32."""
+    """Train in 16-bit precision, and prove that the result is as good as in FP32."""
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare logged runs, paired by seed, and print validate's verdict on every candidate.
+    """Compare logged runs, paired by seed, and print the verdict on every candidate.
 
     Reads TensorBoard event files, wandb's run files, MLflow's SQLite store, metrics.csv of Lightning's
     CSVLogger, and trainer_state.json of transformers. Nothing is trained. The first three are read with

@@ -55,7 +55,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what each precision does here, which to choose, and what can go wrong.
+    """Show how each precision runs on this machine, which one to choose, and what can go wrong.
 
     With ENTRY, the model and its training setup are examined as well. A finding about a precision
     counts only if you request that precision. Exit code 0: no findings; 1: findings; 2: a usage

@@ -33,7 +33,7 @@ def mismatch(
     html: Annotated[Path | None, typer.Option(help="Save all results as one HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Recompute the log-probabilities of recorded tokens, and say what rounding cannot explain.
+    """Recompute the log-probabilities of recorded tokens, and report what rounding cannot explain.
 
     Exit code 0: rounding explains the difference; 1: it does not; 2: usage error.
     """

@@ -33,10 +33,10 @@ def plan(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find the smallest set of modules to keep in FP32, so that the loss follows FP32.
+    """Find the smallest set of modules that must stay in FP32 so that the loss follows FP32.
 
-    On a CPU the trials use CUDA's autocast rules. Exit code 0: a plan was found, possibly empty;
-    1: there is none, or its only island is the whole model; 2: usage error; 130: ended by Ctrl-C.
+    On a CPU the trials use CUDA's autocast rules. Exit code 0: a plan was found, possibly empty; 1: no plan
+    was found, or its only island is the whole model; 2: usage error; 130: ended by Ctrl-C.
     """
     check_folders(output=output)
     if framework not in ("", "transformers"):

@@ -32,7 +32,7 @@ def presets(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the presets, print one as YAML, or print the change that puts it into a framework.
+    """List the presets, print one as YAML, or print the code changes for a framework.
 
     Exit code 0: printed; 2: usage error.
     """

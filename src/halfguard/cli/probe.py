@@ -31,7 +31,7 @@ def probe(
     html: Annotated[Path | None, typer.Option(help="Save all results as one HTML page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a few steps and show which layers leave the range of FP16, or which lines lose digits in it.
+    """Train a few steps and show which layers exceed the range of FP16, or which lines lose digits.
 
     Exit code 0: nothing found; 1: findings; 2: usage error.
     """

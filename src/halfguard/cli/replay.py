@@ -25,9 +25,9 @@ def replay(
     html: Annotated[Path | None, typer.Option(help="Save the report as HTML.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Repeat a bad step, find where it began, and try changes that could have prevented it.
+    """Repeat a failed step, find where the failure began, and test changes that could prevent it.
 
-    Exit code 0: a change makes the step good; 1: none does, or the step did not break again; 2: usage error.
+    Exit code 0: a change fixes the step; 1: no change does, or the step did not fail again; 2: usage error.
     """
     check_folders(markdown=markdown, html=html)
     found = _run(incident, entry)

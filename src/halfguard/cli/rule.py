@@ -17,7 +17,7 @@ def rule(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a code means and what to do; without a code, list all."""
+    """Print what a code means and what to do. Without a code, list all codes."""
     from halfguard.catalogue import all_entries, find  # noqa: PLC0415
 
     if as_json:

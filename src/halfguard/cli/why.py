@@ -49,7 +49,7 @@ def why(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a training script until a value is NaN or Inf; name the line, and a fix that was tested.
+    """Run a training script until a value is NaN or Inf, and report the line and a tested fix.
 
     The script runs in a copy of the working folder, several times. Its own output is not shown.
 

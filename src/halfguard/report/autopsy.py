@@ -43,7 +43,7 @@ def _summary(autopsy: Autopsy) -> Iterator[Block]:
     culprit, cure = autopsy.culprit, autopsy.cure
     if autopsy.reproduced == "no":
         yield Text(
-            "In short: the repeated step did not fail. The incident does not contain the cause."
+            "In short: the repeated step did not fail, so the incident does not contain the cause."
         )
     elif culprit is not None:
         subject = culprit.op if culprit.kind == "op" else culprit.name
@@ -82,7 +82,10 @@ def _repeated(autopsy: Autopsy) -> Iterator[Block]:
     yield Heading("Replay")
     result = {
         "bitwise": "The step failed in the same way: loss and gradient norms are bit-identical.",
-        "same fault": "The step failed again. No finite value shows whether it is bit-identical.",
+        "same fault": (
+            "The step failed again. No value is finite, so a bit-for-bit comparison is not "
+            "possible."
+        ),
         "no": "The step did not fail again.",
     }
     yield Text(f"Run in {autopsy.how}. {result[autopsy.reproduced]}")
@@ -177,7 +180,7 @@ def _trial(trial: ReplayTrial, *, meant: bool) -> list[str]:
 def _recommendation(autopsy: Autopsy) -> Iterator[Block]:
     if autopsy.reproduced == "no":
         yield Heading("Possible causes")
-        yield Text("No cause was seen. It may have been:")
+        yield Text("No cause was found. Possible causes:")
         yield Listing(autopsy.suspects)
         return
     yield Heading("Recommendation")

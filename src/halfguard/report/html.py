@@ -32,7 +32,7 @@ def to_html(page: b.Page) -> str:
         f"<title>{title}</title><style>{STYLE}</style></head><body><main>",
         f'<header><h1>{title}</h1>\n<p class="made">{_text(" · ".join([made, *versions]))}</p></header>',
         *_body(page.blocks),
-        "</main><footer><p>This page is one file; it loads nothing and runs no script.</p></footer>",
+        "</main><footer><p>This page is a single file; it loads nothing and runs no script.</p></footer>",
         "</body></html>\n",
     ]
     return "\n".join(parts)

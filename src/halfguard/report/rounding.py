@@ -11,10 +11,10 @@ from halfguard.report.blocks import Block, Heading, Mono, Page, Table, Text
 ROWS = 10
 _BAR = 20  # characters of a bar for all of the error
 _HEADS = (
-    "Each bar is the line's share of the gradient error. The shares add up to 100%; a share that "
-    "compensates another is negative. Backward: the share that arises in the backward pass. Loss: the "
-    "effect of the line's rounding on the loss, and the root of the sum of squares of its individual "
-    "effects, which a sum may hide."
+    "Each bar is the line's share of the gradient error. The shares add up to 100%; a share is "
+    "negative if it compensates for another one. Backward: the share that arises in the backward "
+    "pass. Loss: the effect of the line's rounding on the loss, and the root of the sum of "
+    "squares of its individual effects, which may cancel out in the sum."
 )
 
 
@@ -41,9 +41,9 @@ def _summary(report: RoundingReport) -> Iterator[Block]:
     )
     errors = (
         f"Loss error: {report.loss_error:+.3g} of {report.loss:.6g}; {report.loss_predicted:+.3g} "
-        f"predicted. Gradient error: {measured:.3g} of their norm; {predicted:.3g} predicted. Both are "
-        f"measured against the same step in float64. Longest path: {report.depth} roundings. Loss scale: "
-        f"{report.scale:g}."
+        f"predicted. Gradient error: {measured:.3g} of the gradient norm; {predicted:.3g} "
+        "predicted. Both are measured against the same step in float64. Longest path: "
+        f"{report.depth} roundings. Loss scale: {report.scale:g}."
     )
     yield Text(errors)
     for reason in report.not_judged:

@@ -62,7 +62,7 @@ def curve_blocks(timeline: Timeline, changes: Sequence[Change]) -> Iterator[Bloc
         ("loss", loss_columns(parts), _loss_meaning(timeline), "lowest to highest"),
         ("gradient norm", grad_norm_columns(parts), "the middle of each group of healthy steps.",
          "lowest to highest of a group"),
-        ("loss scale", loss_scale_columns(parts), "at the end of each group.",
+        ("loss scale", loss_scale_columns(parts), "value at the end of each group.",
          "lowest to highest of neighboring groups"),
     ):  # fmt: skip
         log = None if label == "loss" else True
@@ -80,7 +80,10 @@ def curve_blocks(timeline: Timeline, changes: Sequence[Change]) -> Iterator[Bloc
 def _loss_meaning(timeline: Timeline) -> str:
     parts = timeline.parts
     if not has_every_loss(parts) and not any(getattr(part, "losses", ()) for part in parts):
-        return "mean and highest value of each group of healthy steps; the journal keeps no other values."
+        return (
+            "the mean and the highest value of each group of healthy steps; the journal contains "
+            "no other values."
+        )
     if parts[-1].last_step - parts[0].first_step < EVERY_STEP and has_every_loss(parts):
         return "every step."
     return "the line is the mean of neighboring steps, and the band spans the lowest to the highest value."
@@ -199,7 +202,7 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
     for problem in report.problems:
         yield Text(problem, tone="bad")
     if not report.timeline.parts:
-        yield Text("No step has been written yet.")
+        yield Text("The journal contains no steps yet.")
         return
     skipped = sum(summary.skipped.values())
     last = report.timeline.unusual[-1:]
@@ -221,7 +224,9 @@ def _summary(report: RunReport, summary: Summary) -> Iterator[Block]:
     if summary.applied:
         facts.append(f"Gradient norms {summary.grad_norm_min:.3g} to {summary.grad_norm_max:.3g}.")
     if report.timeline.resumed:
-        facts.append(f"Resumed {times(report.timeline.resumed)}; a repeated step counts once.")
+        facts.append(
+            f"Resumed {times(report.timeline.resumed)}; a step that was run again counts once."
+        )
     yield Text(" ".join(facts))
     for warning in report.timeline.warnings.values():
         yield Text(f"Warning at step {warning.step}: {warning.text}", tone="bad")
@@ -262,7 +267,7 @@ def _unusual_steps(report: RunReport, folder: str) -> Iterator[Block]:
 
 def _notes(rows: Sequence[NoteRow]) -> Iterator[Block]:
     if rows:
-        yield Heading("Notes of the training script")
+        yield Heading("Notes from the training script")
         shown = both_ends(rows, _SHOWN)
         yield Table(("step", "note"), [[str(row.step), row.text] for row in shown])
         if len(shown) < len(rows):

@@ -246,12 +246,16 @@ def _checklist(verdict: Verdict, approval: Approval | None, *, signed: bool) -> 
     yield Heading("Checklist")
     items = list(verdict.checklist)
     if approval is not None:  # the only item that is answered after the verdict was written
-        evidence = f"{approval.by}, {approval.at}" if signed else f"that of {approval.by} is void"
+        evidence = (
+            f"{approval.by}, {approval.at}"
+            if signed
+            else (f"the sign-off by {approval.by} is void")
+        )
         update = {"answer": "yes" if signed else "no", "evidence": evidence}
         items = [
             item.model_copy(update=update) if item.code == "approved" else item for item in items
         ]
-    yield checklist_table("before 16-bit training goes into production", items)
+    yield checklist_table("before 16-bit training is used in production", items)
 
 
 def checklist_table(question: str, items: Sequence[CheckItem]) -> Table:

@@ -70,15 +70,16 @@ def watch_blocks(rows: Sequence[WatchRow]) -> Iterator[Block]:
     """Yield the blocks; ``rows`` are in the order of their steps."""
     if not rows:
         return
-    yield Heading("Inside the steps")
+    yield Heading("Sampled steps")
     first, last = rows[0].step, rows[-1].step
-    yield Text(f"{len(rows)} sampled steps, {first} to {last}.")
+    yield Text(f"{len(rows)} steps were sampled, from step {first} to step {last}.")
     told = [(row.step, warning) for row in rows for warning in row.warnings]
     for step, warning in told:
         yield Text(f"Warning at step {step}: {warning.text}", tone="bad")
     if not told:
         yield Text(
-            "No warning: no swallowed overflow, no overflow ahead, no lost updates.", tone="good"
+            "No warnings: no swallowed overflows, no predicted overflows, no lost updates.",
+            tone="good",
         )
     yield _latest(rows[-1])
 

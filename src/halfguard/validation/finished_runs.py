@@ -61,7 +61,7 @@ class FinishedRuns:
             raise UsageError(
                 f"The study in {self.folder} is already being run by another process, "
                 f"{path.read_text('utf-8') or 'which has just started'}.",
-                cure="Wait until it has ended, or use another folder for this study: -o FOLDER.",
+                cure="Wait until it has finished, or use another folder for this study: -o FOLDER.",
             ) from error
         except OSError:
             return  # a file system without locks: the user must keep processes apart

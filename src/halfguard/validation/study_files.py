@@ -37,7 +37,7 @@ def read_verdict(folder: Path) -> Verdict:
         return Verdict.from_json(path.read_bytes())
     except OSError as error:
         raise UsageError(
-            f"{folder} holds no verdict: {path.name} cannot be read ({error}).",
+            f"{folder} contains no verdict: {path.name} cannot be read ({error}).",
             cure="Run: halfguard validate SPEC.yaml",
         ) from error
     except RecordError as error:
@@ -68,7 +68,7 @@ def approve(folder: str | os.PathLike[str], by: str) -> Approval:
     if not name or not name.isprintable():
         raise UsageError(
             f"A sign-off needs a name; {by!r} is not a name.",
-            cure="Give it as: --by 'Ada Lovelace'",
+            cure="For example: --by 'Ada Lovelace'",
         )
     verdict, study = read_verdict(root), read_study(root)
     if judge(study) != verdict:

@@ -168,7 +168,7 @@ def test_a_baseline_around_zero_has_no_shares() -> None:
 def test_seeds_that_change_nothing_are_told() -> None:
     verdict = only([*BASELINE])
     assert verdict.word is VerdictLabel.PASS
-    assert any("no stronger than that of a single run" in note for note in verdict.notes)
+    assert any("no stronger than the verdict of a single run" in note for note in verdict.notes)
 
 
 def test_runs_on_different_devices_are_told() -> None:

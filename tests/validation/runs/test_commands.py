@@ -75,7 +75,7 @@ def test_braces_that_are_not_ours_stay() -> None:
     ("command", "said"),
     [
         ("no-such-program {precision} {seed} {out}", "'no-such-program' cannot be started"),
-        (f"{sys.executable} -c 0 {{precision}} {{seed}} {{out}}", "left no JSON"),
+        (f"{sys.executable} -c 0 {{precision}} {{seed}} {{out}}", "wrote no JSON"),
         (
             f'{sys.executable} -c "{WRITES_A_LIST}" {{precision}} {{seed}} {{out}}',
             "no metric 'error'",

@@ -52,7 +52,9 @@ def check_scaler(file: PythonFile) -> Iterator[Match]:
         return
     for call in _trained_half_models(file, "scaler_step", fp16=True):
         fix = _upcast_trained(file) if file.imports("peft") else _keep_full(file, call)
-        message = "The scaler raises on float16 parameters: it cannot unscale their gradients."
+        message = (
+            "The scaler raises an error for float16 parameters: it cannot unscale their gradients."
+        )
         yield match_at(call, message, fix)
 
 
@@ -91,7 +93,9 @@ def check_adam(file: PythonFile) -> Iterator[Match]:
         if not is_zero or boolean(argument(call, -1, "fused")) is True:
             continue
         if not all(exclude_each_other(file, h, call) for h in made_half):
-            yield match_at(call, "The eps of this Adam is 0 in float16: its first step is NaN.")
+            yield match_at(
+                call, ("The eps of this Adam optimizer is 0 in float16, so its first step is NaN.")
+            )
 
 
 def _names(file: PythonFile, call: ast.Call) -> set[str]:

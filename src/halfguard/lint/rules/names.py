@@ -99,7 +99,7 @@ def check_bf16_proof(file: PythonFile) -> Iterator[Match]:
             continue
         if not call.args and not has_keyword(call, "including_emulation"):
             fix = file.fix("unsafe", set_keyword, call, "including_emulation", "False")
-            message = "This counts emulation: it returns True on GPUs without BF16."
+            message = "This call counts emulation, so it returns True on GPUs without BF16."
             yield match_at(call, message, fix)
 
 

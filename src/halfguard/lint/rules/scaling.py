@@ -90,11 +90,12 @@ def check_unscaling(file: PythonFile) -> Iterator[Match]:
             ]
             if mine and all(_runs_less_often(step, s, unscale) for s in mine):
                 message = (
-                    "unscale_ runs in every micro-batch, but the step does not, so it will raise."
+                    "unscale_ runs in every micro-batch, but the step does not, so unscale_ will "
+                    "raise an error."
                 )
                 yield match_at(unscale.node, message)
             elif _is_repeated(file, step, unscale):
-                message = "unscale_ has already run in this step, so it will raise."
+                message = "unscale_ has already run in this step, so this call will raise an error."
                 yield match_at(unscale.node, message)
 
 
@@ -111,7 +112,9 @@ def _check_accelerate(file: PythonFile) -> Iterator[Match]:
         ]
         inside = any(name_of(one.func).endswith("accelerator.accumulate") for one in opened)
         if inside and name_of(receiver(call)).endswith("accelerator"):
-            message = "This unscales in every micro-batch, but the step does not run there."
+            message = (
+                "This call unscales in every micro-batch, but the step does not run in every one."
+            )
             yield match_at(call, message)
 
 
@@ -388,7 +391,7 @@ def _shards(file: PythonFile, call: ast.Call) -> bool:
 @rule("HG307", "detect_anomaly")
 def check_anomaly(file: PythonFile) -> Iterator[Match]:
     """Find anomaly mode in files that construct a scaler, and in a Trainer of Lightning that has one."""
-    message = "This raises on an overflow that the scaler would skip."
+    message = "This raises an error on an overflow that the scaler would skip."
     for call in file.calls("Trainer") if file.imports("lightning", "pytorch_lightning") else ():
         settings = dict(settings_of(file, call))
         value = settings.get("detect_anomaly")

@@ -118,11 +118,11 @@ def check_updates(file: PythonFile) -> Iterator[Match]:
             checks = step.before(update, "scaler_step", "unscale")
             if not checks:
                 yield match_at(
-                    call, "update() raises here because neither unscale_ nor step has run."
+                    call, "update() raises an error here because neither unscale_ nor step has run."
                 )
             elif all(_is_rarer(check, update) for check in checks):
-                yield match_at(call, "update() raises in a micro-batch without a step: put it under "
-                               "the step's condition.")  # fmt: skip
+                yield match_at(call, "update() raises an error in a micro-batch without a step. "
+                                     "Put it under the condition of the step.")  # fmt: skip
 
 
 def _is_rarer(check: Event, update: Event) -> bool:

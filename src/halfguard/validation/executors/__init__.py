@@ -35,7 +35,7 @@ def may_start(task: Task, running: Sequence[Task]) -> bool:
 
 def lost_result(task: Task, why: str) -> Result:
     """Return the result of a task whose worker died in every attempt."""
-    failure = f"its worker died {MAX_ATTEMPTS} times, the last time: {why}"
+    failure = f"its worker died {MAX_ATTEMPTS} times; the last reason was: {why}"
     return _empty_result(task, failure=failure, attempt=MAX_ATTEMPTS)
 
 

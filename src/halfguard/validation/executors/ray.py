@@ -162,8 +162,8 @@ def _check_node_size(spec: ExecutorSpec, *, may_grow: bool) -> None:
         return
     largest = max(nodes, key=lambda node: [node.get(name, 0) for name in reversed(wanted)])
     message = (
-        f"executor: no node of the Ray cluster can hold a run with {_list_resources(wanted, wanted)}; the "
-        f"largest has {_list_resources(largest, wanted)}."
+        "executor: no node of the Ray cluster can run a task that needs "
+        f"{_list_resources(wanted, wanted)}; the largest has {_list_resources(largest, wanted)}."
     )
     if not may_grow:
         cure = "Request less in cpus, gpus and resources, or set address to another cluster."

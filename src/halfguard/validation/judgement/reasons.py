@@ -166,9 +166,9 @@ def notes(
     for comparison in comparisons:
         if comparison.pairs >= MIN_PAIRS and comparison.noise == 0:
             yield (
-                f"Every seed of {comparison.candidate} shows exactly the same degradation: the metric is "
-                "too coarse, or the seed has no effect. The verdict is no stronger than that of a single "
-                "run."
+                f"Every seed of {comparison.candidate} shows exactly the same degradation: the "
+                "metric is too coarse, or the seed has no effect. The verdict is no stronger than "
+                "the verdict of a single run."
             )
     unsure = any(c.word is VerdictLabel.INCONCLUSIVE and c.pairs >= MIN_PAIRS for c in comparisons)
     if unsure:

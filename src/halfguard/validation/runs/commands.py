@@ -90,7 +90,10 @@ def _launch(command: list[str], folder: str, errors: Path) -> tuple[int, int | N
 def _start_error(command: list[str], folder: str, why: str) -> UsageError:
     return UsageError(
         f"command: {command[0][:200]!r} cannot be started: {why}.",
-        cure=f"Install it, or give its path relative to the specification's folder, {folder}.",
+        cure=(
+            "Install it, or specify its path relative to the folder of the specification, "
+            f"{folder}."
+        ),
     )
 
 
@@ -99,7 +102,7 @@ def _read_metrics(out: Path) -> tuple[dict[str, float], str]:
     try:
         body: Any = json.loads(out.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        return {}, f"the command succeeded but left no JSON at {{out}} ({error})"
+        return {}, f"the command succeeded but wrote no JSON to {{out}} ({error})"
     return numeric_values(body) if isinstance(body, dict) else {}, ""
 
 

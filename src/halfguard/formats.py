@@ -114,8 +114,7 @@ class Format:
         return -rounded if x < 0 else rounded
 
     def headroom(self, absmax: float) -> float:
-        """Return how often ``absmax`` can double before it exceeds ``largest``; negative if it exceeds
-        it."""
+        """Return how often ``absmax`` can double before it exceeds ``largest``, in bits."""
         if absmax == 0:
             return math.inf
         return math.log2(self.largest) - math.log2(abs(absmax))

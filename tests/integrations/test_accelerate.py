@@ -261,7 +261,7 @@ def test_evaluation_begins_no_step() -> None:
 
 def test_attaching_too_late_or_twice_is_refused() -> None:
     loop = Loop()
-    with pytest.raises(UsageError, match="has prepared an optimizer"):
+    with pytest.raises(UsageError, match="has already prepared an optimizer"):
         attach(loop.accelerator, RETRY)
     reset()
     hub = accelerator()

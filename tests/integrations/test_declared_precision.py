@@ -36,7 +36,7 @@ def accelerator(
 
 @pytest.mark.parametrize("where", ["DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA"])
 def test_engines_that_step_by_themselves_are_refused(where: str) -> None:
-    with pytest.raises(UsageError, match=f"does not run with mixed_precision='fp16' under {where}"):
+    with pytest.raises(UsageError, match=f"does not support mixed_precision='fp16' under {where}"):
         raise_if_unsupported(accelerator("fp16", where))
 
 

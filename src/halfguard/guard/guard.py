@@ -349,8 +349,7 @@ class Guard:
         return summary
 
     def summary(self) -> Summary:
-        """Return the counts since the guard was created. With several ranks, undecided steps are not
-        counted."""
+        """Return the counts since the guard was created, without steps that are still undecided."""
         self._process_due(everything=self._stepper.single_rank)  # one rank may call this alone
         if self._stepper.single_rank:
             self._recorder.tally.set_scale(self.scaler.get_scale())

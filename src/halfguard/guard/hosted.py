@@ -231,8 +231,7 @@ class HostedGuard(Guard):
             self._recorder.add_moved_schedule(self.step_index, self.epoch)
 
     def abandon(self) -> None:
-        """Discard the micro-batches since the last step, without a step. Every rank must call this
-        method."""
+        """Discard the micro-batches since the last step. Every rank must call this method."""
         self._stop_observing()
         self._stepper.discard()
         self._forget_window()
@@ -261,8 +260,7 @@ class HostedGuard(Guard):
         self._operations_on_loss = 1
 
     def reads_also(self, models: Iterable[nn.Module]) -> None:
-        """Register other models that the loss uses, such as a frozen reference, to run in FP32 in a
-        repeat."""
+        """Register other models that the loss uses, such as a frozen reference; repeats run them in FP32."""
         self._stepper.further_models = list(models)
 
     def outcome_of(self, optimizer: Optimizer) -> StepOutcome | None:
@@ -270,8 +268,7 @@ class HostedGuard(Guard):
         return self._outcomes.get(id(self._own(optimizer)))
 
     def is_unscaled(self, optimizer: Optimizer) -> bool:
-        """Return whether the gradients of an optimizer are unscaled, so that they can be read and
-        clipped."""
+        """Return whether the gradients of an optimizer are unscaled and can be clipped."""
         return self.repeating or id(self._own(optimizer)) in self._examined
 
     def is_finite(self, optimizer: Optimizer) -> bool:
@@ -293,8 +290,7 @@ class HostedGuard(Guard):
         return self.scaler.state_dict() | {_OWN_STATE: own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state from ``state_dict``, or from torch's ``GradScaler``, which has only the loss
-        scale."""
+        """Load a state from ``state_dict``, or the loss scale from a state of torch's ``GradScaler``."""
         own = state.get(_OWN_STATE)
         scale = {key: value for key, value in state.items() if key != _OWN_STATE}
         if scale and self._takes_over_scale(None if own is None else own["precision"]):
@@ -494,8 +490,7 @@ class HostedGuard(Guard):
         raise _not_hosted("update()")
 
     def resume(self) -> NoReturn:
-        """Raise an error, because the host loads its own checkpoint and restores its position in the
-        data."""
+        """Raise an error, because the host loads its own checkpoint."""
         raise _not_hosted("resume()")
 
 

@@ -1,7 +1,7 @@
 """The guard inside Accelerate: ``guard = attach(Accelerator(mixed_precision="fp16"), "fp16_safe")``.
 
-The training loop stays as it is. ``attach`` gives the accelerator a loss scaler that is a guard, and a hook
-on each prepared model begins the steps. The precision is the accelerator's (``fp16``, ``bf16`` or ``no``).
+The training loop does not change. ``attach`` gives the accelerator a guard as its loss scaler, and a hook on
+each prepared model begins the steps. The accelerator sets the precision (``fp16``, ``bf16`` or ``no``).
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ def attach(
 ) -> AcceleratorGuard:
     """Guard every step of the optimizers that this accelerator will prepare.
 
-    ``config``, ``run_dir`` and ``entry`` are those of ``halfguard.Guard``; ``accelerator.log`` gets its
-    metrics every ``log_every`` steps and at each unusual one. Call it before ``accelerator.prepare``.
+    Call this function before ``accelerator.prepare``. ``config``, ``run_dir`` and ``entry`` are the same as
+    for ``halfguard.Guard``. ``accelerator.log`` receives the metrics every ``log_every`` steps and at each
+    unusual step.
     """
     raise_if_unsupported(accelerator)
     if accelerator._optimizers or isinstance(accelerator.scaler, GuardScaler):
-        told = "The accelerator has prepared an optimizer, which keeps its scaler, or has a guard already."
+        told = "The accelerator has already prepared an optimizer or already has a guard."
         raise UsageError(told, cure="Call attach() once, directly after Accelerator(...).")
     if accelerator.scaler_handler is not None:
         logger.warning("GradScalerKwargs are not used: set `scale` in the guard's configuration.")
@@ -56,9 +57,10 @@ def attach(
 
 
 def reduce_in_fp32(accelerator: Accelerator) -> None:
-    """Let FSDP2 add gradients over ranks in FP32: before ``accelerator.prepare`` or ``trainer.train``.
+    """Make FSDP2 sum gradients over ranks in FP32.
 
-    Accelerate's own policy adds them in 16 bits, and a Trainer has no argument for it.
+    Call this function before ``accelerator.prepare`` or ``trainer.train``. Accelerate's own policy sums
+    gradients in 16-bit precision, and a Trainer has no argument to change this.
     """
     plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is None or plugin.mixed_precision_policy is None or plugin.fsdp_version != 2:
@@ -68,7 +70,7 @@ def reduce_in_fp32(accelerator: Accelerator) -> None:
 
 
 class AcceleratorGuard:
-    """The guard of an accelerator, made by ``attach``; it guards what is prepared by the first step."""
+    """The guard of an accelerator, created by ``attach``."""
 
     def __init__(self, accelerator: Any, config: GuardConfig, settings: dict[str, Any]) -> None:
         self.accelerator, self._config, self._settings = accelerator, config, settings
@@ -95,7 +97,7 @@ class AcceleratorGuard:
     # -- for the training loop
 
     def forward(self, loss_fn: LossFunction, batch: Any, *, about: Any = None) -> Tensor:
-        """Return ``loss_fn(model, batch)``, for ``accelerator.backward``, so that FP32 can repeat it."""
+        """Return ``loss_fn(model, batch)`` for ``accelerator.backward``. The guard can repeat it in FP32."""
         hosted = self._begun()
 
         def loss_of(model: nn.Module, given: Any) -> Tensor:
@@ -107,13 +109,15 @@ class AcceleratorGuard:
 
     @property
     def hosted(self) -> HostedGuard:
-        """The guard itself, from the first step on."""
+        """The ``HostedGuard``, which exists from the first step on."""
         if self.scaler.guard is None:
-            raise UsageError("There is no guard before the first forward pass in train mode.")
+            raise UsageError(
+                "The guard does not exist before the first forward pass in train mode."
+            )
         return self.scaler.guard
 
     def close(self) -> Summary | None:
-        """Write everything to the journal, as ``accelerator.end_training()`` does; return the counts."""
+        """Complete the journal, as ``accelerator.end_training()`` does, and return the counts."""
         return None if self.scaler.guard is None else self.scaler.guard.close()
 
     # -- a step
@@ -214,7 +218,7 @@ def _parameters(optimizer: Optimizer) -> set[int]:
 
 
 def unwrap_optimizer(optimizer: Any) -> Any:
-    """Return torch's optimizer inside of the accelerator's."""
+    """Return the torch optimizer inside an optimizer of the accelerator."""
     while hasattr(optimizer, "accelerator_state"):
         optimizer = optimizer.optimizer
     return optimizer

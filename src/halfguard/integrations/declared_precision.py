@@ -34,7 +34,7 @@ def raise_if_unsupported(accelerator: Any) -> None:
     if precision not in _PRECISIONS or not supported:
         version = " version 1" if where == "FSDP" and not is_fsdp2 else ""
         raise UsageError(
-            f"The guard does not run with mixed_precision={precision!r} under {where}{version}.",
+            f"The guard does not support mixed_precision={precision!r} under {where}{version}.",
             cure='Use "fp16", "bf16" or "no" with one process, DDP or FSDP2 (fsdp_version=2).',
         )
 

@@ -1,8 +1,8 @@
-"""The guard as a precision plugin of Lightning Fabric, whose loop is the user's own.
+"""The guard as a precision plugin for Lightning Fabric.
 
-Fabric knows models and optimizers only when ``setup`` returns them, so the guard is made by ``bind``. A step
-begins with the model's forward pass in training mode. Only ``precision.forward(loss_fn, batch)`` can be
-repeated in FP32: there the guard knows how to compute the loss.
+``setup`` creates the final model and optimizer, so ``bind`` creates the guard after it. A step begins with
+the model's forward pass in training mode. Only ``precision.forward(loss_fn, batch)`` can be repeated in
+FP32, because the guard then knows how to compute the loss.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GuardFabricPrecision(MixedPrecision):
         scheduler: Scheduler | Sequence[Scheduler] | None = None,
         clip: Callable[[Optimizer], object] | None = None,
     ) -> HostedGuard:
-        """Guard what ``fabric.setup`` returned. ``clip`` clips the gradients of a repeated step."""
+        """Guard what ``fabric.setup`` returned. After a repeat in FP32, ``clip`` clips the gradients."""
         optimizers = [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer)
         self._model, forward = model, getattr(model, "_forward_module", model)
         self.device = next(model.parameters()).device.type
@@ -75,7 +75,7 @@ class GuardFabricPrecision(MixedPrecision):
 
     @property
     def guard(self) -> HostedGuard:
-        """The guard that ``bind`` made."""
+        """The guard that ``bind`` created."""
         if self.scaler.guard is None:
             raise UsageError(
                 "This precision plugin has no guard yet.",
@@ -84,7 +84,7 @@ class GuardFabricPrecision(MixedPrecision):
         return self.scaler.guard  # type: ignore[no-any-return]
 
     def forward(self, loss_fn: LossFunction, batch: Any, *, about: Any = None) -> Tensor:
-        """Return ``loss_fn(model, batch)``, which the guard can repeat in FP32; pass it to ``backward``."""
+        """Return ``loss_fn(model, batch)`` for ``backward``. The guard can repeat it in FP32."""
 
         def loss(inner: Any, given: Any) -> Any:
             # Fabric's own wrapper converts to half, and lets nobody else run backward.
@@ -93,12 +93,12 @@ class GuardFabricPrecision(MixedPrecision):
         return self.guard.forward(loss, batch, about=about)
 
     def convert_input(self, data: Any) -> Any:
-        """Convert the inputs of the model, unless FP32 is asked for or a remedy."""
+        """Convert the inputs of the model, unless it runs in FP32."""
         self._inputs = data
         return data if self._in_fp32 else super().convert_input(data)
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Begin a step if the model trains, and return the context of its precision."""
+        """Begin a step if the model is in training mode, and return the autocast context."""
         inputs, self._inputs = self._inputs, None
         if torch.is_grad_enabled() and self._model is not None and self._model.training:
             self.guard.begin(inputs)
@@ -112,16 +112,16 @@ class GuardFabricPrecision(MixedPrecision):
         return (self._config if guard is None else guard.config).precision == "fp32"
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
-        """Unscale before clipping, for fused optimizers as well."""
+        """Unscale the gradients before clipping, including those of fused optimizers."""
         if not self.guard.is_unscaled(optimizer):
             self.scaler.unscale_(optimizer)
 
     def main_params(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
-        """Yield the parameters to clip: none if a gradient is not finite, where Fabric would raise."""
+        """Yield the parameters to clip, or none if a gradient is not finite."""
         if self.guard.is_finite(optimizer):
             yield from super().main_params(optimizer)
 
     def teardown(self) -> None:
-        """Close journal and snapshots."""
+        """Close the journal and the snapshots."""
         if self.scaler.guard is not None:
             self.scaler.guard.close()

@@ -1,9 +1,9 @@
 """The guard as a precision plugin of Lightning: ``Trainer(plugins=GuardPrecision("fp16_safe"))``.
 
-Lightning's own loop stays: it runs ``training_step``, backward, hooks, clipping and schedulers. The plugin is
-its ``MixedPrecision`` with the guard in place of the loss scaler. A step that overflowed only in half is
-repeated through ``strategy.training_step``, not through Lightning's closure: with accumulation there is a
-closure for the last micro-batch only. Manual optimization cannot be repeated, and skips.
+Lightning still runs ``training_step``, backward, hooks, clipping and schedulers. The plugin is Lightning's
+``MixedPrecision`` with the guard instead of the loss scaler. A step that overflowed only in 16-bit precision
+is repeated through ``strategy.training_step``. Lightning's closure is not used, because with accumulation it
+exists only for the last micro-batch. With manual optimization, steps are skipped instead of being repeated.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _STOCK = "MixedPrecision"  # Lightning's key for the state of its own plugin
 class GuardPrecision(MixedPrecision):
     """The guard for a ``Trainer``, on one device or with DDP: ``Trainer(plugins=GuardPrecision(config))``.
 
-    ``config``, ``run_dir`` and ``entry`` are those of ``halfguard.Guard``. Clipping and accumulation stay
-    arguments of the ``Trainer``. ``guard`` is the guard, once ``fit`` has begun.
+    ``config``, ``run_dir`` and ``entry`` are the same as for ``halfguard.Guard``. Clipping and accumulation
+    are still arguments of the ``Trainer``. After ``fit`` has begun, ``guard`` is the guard.
     """
 
     scaler: Any
@@ -61,7 +61,7 @@ class GuardPrecision(MixedPrecision):
         self._metrics: Any = None  # StepMetrics, once there is a module
 
     def autocast_context_manager(self) -> torch.autocast:
-        """Return Lightning's autocast; switched off for FP32, asked for or as a remedy."""
+        """Return Lightning's autocast context, which is disabled while the model runs in FP32."""
         config = self._config if self.guard is None else self.guard.config
         if config.precision == "fp32":
             return torch.autocast(self.device, enabled=False)
@@ -70,7 +70,7 @@ class GuardPrecision(MixedPrecision):
     def connect(
         self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
     ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
-        """Make the guard once model, optimizers and schedulers are there."""
+        """Create the guard for the model, the optimizers and the schedulers."""
         self._module = next(m for m in model.modules() if isinstance(m, LightningModule))
         self.device = self._module.device.type
         trainer = self._module.trainer
@@ -136,7 +136,7 @@ class GuardPrecision(MixedPrecision):
         closure: Callable[[], Any],
         **kwargs: Any,
     ) -> Any:
-        """Run forward and backward, unscale, let Lightning call hooks and clip, and apply or refuse."""
+        """Run forward and backward, unscale, let Lightning clip, and apply or skip the step."""
         result = closure()
         if getattr(model.trainer.fit_loop, "_skip_backward", False):
             return result  # SWA renews statistics
@@ -153,13 +153,13 @@ class GuardPrecision(MixedPrecision):
         return result
 
     def clip_gradients(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Clip unscaled gradients, those of fused optimizers and of manual optimization as well."""
+        """Clip unscaled gradients, including those of fused optimizers and of manual optimization."""
         if not self._required.is_unscaled(optimizer):
             self._required.unscale(optimizer)
         Precision.clip_gradients(self, optimizer, *args, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the guard, with torch's entries for a loss scaler."""
+        """Return the state of the guard, including the entries of torch's loss scaler."""
         return self.scaler.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -167,17 +167,17 @@ class GuardPrecision(MixedPrecision):
         self.scaler.load_state_dict(state_dict)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the loss scale for Lightning's own plugin as well, to go back to it."""
+        """Also save the loss scale for Lightning's own plugin, so that a run can switch back to it."""
         if self.guard is not None and self._config.precision == "fp16-mixed":
             checkpoint[_STOCK] = torch.amp.GradScaler.state_dict(self.guard.scaler)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the loss scale of a run with Lightning's own plugin."""
+        """Load the loss scale of a run that used Lightning's own plugin."""
         if checkpoint.get(_STOCK) and type(self).__qualname__ not in checkpoint:
             self.load_state_dict(checkpoint[_STOCK])
 
     def teardown(self) -> None:
-        """Close journal and snapshots at the end of fit(), also after an error."""
+        """Close the journal and the snapshots at the end of fit(), even after an error."""
         if self._callback is not None:
             self._module.trainer.callbacks.remove(self._callback)
             self._callback = None
@@ -187,25 +187,25 @@ class GuardPrecision(MixedPrecision):
     def _required(self) -> HostedGuard:
         if self.guard is None:
             raise UsageError(
-                "There is no guard before fit().", cure="Call trainer.fit(model) first."
+                "The guard does not exist before fit().", cure="Call trainer.fit(model) first."
             )
         return self.guard
 
 
 class GuardCallback(Callback):
-    """Notes the next batch for the plugin, and tells progress bar and loggers about each epoch."""
+    """Passes each batch to the plugin, and logs the counts of each epoch."""
 
     def __init__(self, guard: HostedGuard) -> None:
         self._guard = guard
         self.batch: list[Any] = [None, 0]  # the present one, and its index
 
     def on_train_batch_start(self, trainer: Trainer, *call: Any) -> None:
-        """Note the batch, and the epoch: a run that is resumed may begin in the middle of one."""
+        """Record the batch and the epoch. A resumed run may begin in the middle of an epoch."""
         _, *self.batch = call
         self._guard.epoch = trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the counts of the epoch, to the progress bar as well."""
+        """Log the counts of the epoch, and show them in the progress bar."""
         summary = self._guard.end_epoch()
         row = {
             "halfguard/epoch_skipped": float(sum(summary.skipped.values())),

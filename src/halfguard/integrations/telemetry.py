@@ -1,9 +1,9 @@
-"""The counts of a guard as OpenTelemetry instruments: for Prometheus, and for every other backend.
+"""The counts of a guard as OpenTelemetry instruments, for Prometheus and other backends.
 
-All instruments are *observable*: OpenTelemetry calls back when somebody reads them, and a training step does
-nothing for them. The callbacks run in a thread of the exporter, so they read ``guard.counts`` and
-``guard.last_step`` only, which wait for nothing. This module imports ``opentelemetry-api`` alone; which SDK
-and which exporter receive the numbers is the application's choice.
+All instruments are *observable*: OpenTelemetry reads them through callbacks, so they add no work to a
+training step. The callbacks run in a thread of the exporter. They read only ``guard.counts`` and
+``guard.last_step``, which never wait. This module imports only ``opentelemetry-api``; the application
+chooses the SDK and the exporter.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def observe(
     attributes: Mapping[str, str] | None = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Offer the numbers of ``guard`` to OpenTelemetry, until the guard is garbage-collected.
+    """Export the metrics of ``guard`` to OpenTelemetry until the guard is garbage-collected.
 
-    Call it once per guard. With several guards in one process, ``attributes`` tell them apart. Ranks other
-    than 0 offer nothing, because all ranks count alike.
+    Call this function once per guard. With several guards in one process, ``attributes`` distinguish them.
+    Only rank 0 exports metrics, because the counts of all ranks are equal.
     """
     if rank() != 0:
         return

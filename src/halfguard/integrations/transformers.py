@@ -1,8 +1,8 @@
 """The guard inside transformers' Trainer: ``GuardedTrainer(model, args, ..., guard="fp16_safe")``.
 
-The Trainer's loop stays: it computes losses, accumulates, clips, schedules, saves and logs. ``GuardMixin``
-stands before a Trainer among the bases of a class, TRL's trainers included, and gives its accelerator a loss
-scaler that is a guard. The precision is that of the training arguments (``fp16``, ``bf16`` or neither).
+The Trainer still computes losses, accumulates, clips, schedules, saves and logs. ``GuardMixin`` is listed
+before a Trainer in the bases of a class (this works for TRL's trainers as well). It gives the accelerator a
+guard as its loss scaler. The training arguments set the precision (``fp16``, ``bf16`` or neither).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _LOGGED = "halfguard/"
 
 
 class GuardMixin:
-    """Before a Trainer among the bases: every step of its optimizer goes through a guard.
+    """Guards every optimizer step of a Trainer. List it before the Trainer in the bases of a class.
 
-    ``guard`` is the configuration: a preset's name, a YAML file, a mapping or a ``GuardConfig``. ``run_dir``
-    and ``entry`` are those of ``halfguard.Guard``. From the first step on, ``trainer.guard`` is the
-    ``HostedGuard`` itself.
+    ``guard`` is the configuration: the name of a preset, a YAML file, a mapping or a ``GuardConfig``.
+    ``run_dir`` and ``entry`` are the same as for ``halfguard.Guard``. From the first step on,
+    ``trainer.guard`` is the ``HostedGuard``.
     """
 
     accelerator: Any  # these five are the Trainer's
@@ -68,7 +68,7 @@ class GuardMixin:
     # -- the guard in place of the accelerator's scaler
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Give the accelerator its scaler before it prepares an optimizer, which keeps the one it sees."""
+        """Give the accelerator its scaler before it prepares an optimizer."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         raise_if_unsupported(self.accelerator)
         self.accelerator.scaler = GuardScaler()
@@ -114,7 +114,7 @@ class GuardMixin:
     # -- a step
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, and write everything to the journal at the end, also after an error."""
+        """Train, and complete the journal at the end, even after an error."""
         self._logged_sum = None
         try:
             return super().train(*args, **kwargs)  # type: ignore[misc]
@@ -125,7 +125,7 @@ class GuardMixin:
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Compute the loss of a micro-batch under the guard; its inputs are known once they are prepared."""
+        """Compute the loss of a micro-batch under the guard."""
         self._make_guard(model)
         self._micro_batch = model, num_items_in_batch
         try:
@@ -189,7 +189,7 @@ class GuardMixin:
         self._logged_sum = tr_loss.clone()
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what became of the steps beside the loss, from which the Trainer filters NaN by default."""
+        """Log the counts of the steps in addition to the loss."""
         if self.guard is not None and self.guard.last is not None and "loss" in logs:
             counts = self.guard.counts
             if "grad_norm" in logs and self.guard.last.action is Action.RETRY:
@@ -205,7 +205,7 @@ class GuardMixin:
 
 
 class GuardedTrainer(GuardMixin, Trainer):
-    """transformers' Trainer whose steps go through a guard."""
+    """A Trainer of transformers whose steps are guarded."""
 
 
 @contextmanager

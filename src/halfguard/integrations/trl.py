@@ -1,8 +1,8 @@
 """The mismatch of rollout and trainer inside TRL's GRPO: ``class Trainer(MismatchMixin, GRPOTrainer)``.
 
-TRL logs the mean and the largest difference. The mean is near 0 although many tokens leave the clip range, so
-the share of those, k3, chi2 and the effective sample size are logged beside it. With ``rollouts_dir`` the
-tokens are kept as well, for ``halfguard mismatch``.
+TRL logs the mean and the largest difference. The mean can be near 0 although many tokens are outside the
+clip range. So the share of these tokens, k3, chi2 and the effective sample size are logged as well. With
+``rollouts_dir``, the tokens are also saved, for ``halfguard mismatch``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NUMBERS = ("mean", "size", "k3", "chi2", "sample", "outside")
 
 
 class MismatchMixin:
-    """Before GRPOTrainer among the bases: logs ``mismatch/...`` for each batch of completions.
+    """Logs ``mismatch/...`` for each batch of completions. List it before GRPOTrainer in the bases.
 
-    TRL must have the log-probabilities of the sampler, as with ``use_vllm=True``; without them nothing is
-    logged. Ratios from 1 - ``clip`` to 1 + ``clip`` are inside. ``rollouts_dir`` gets one JSONL
-    file for each batch.
+    TRL must have the log-probabilities of the sampler, as with ``use_vllm=True``; otherwise nothing is
+    logged. Ratios from 1 - ``clip`` to 1 + ``clip`` are inside the clip range. One JSONL file per batch is
+    written to ``rollouts_dir``.
     """
 
     _metrics: Any  # these four are the trainer's

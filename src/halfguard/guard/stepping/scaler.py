@@ -240,8 +240,7 @@ class GradScaler(torch.amp.GradScaler):
         return found
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Step the optimizer unless a gradient is not finite; ``last_step_applied`` says whether it
-        stepped."""
+        """Step the optimizer unless a gradient is not finite, and update ``last_step_applied``."""
         if not self._enabled:
             return super().step(optimizer, *args, **kwargs)
         state = self._per_optimizer_states[id(optimizer)]

@@ -70,7 +70,7 @@ def test_what_is_nan_and_what_only_infinite_is_said() -> None:
 def test_what_fp32_has_too_is_not_blamed_on_half(cause: Cause, seen: Signals, mode: str) -> None:
     told = text(cause, seen, decided={"failed_in_fp32": True}, skip={"on_nonfinite": mode})
     assert "in FP32 as well" in told
-    assert "no precision can prevent this" in told
+    assert "No precision can prevent this" in told
     for wrong in ("retry_fp32", "range of half", "65504", "floor", "not known"):
         assert wrong not in told
 

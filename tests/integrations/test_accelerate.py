@@ -240,7 +240,7 @@ def test_memory_is_freed_and_preparing_again_makes_a_new_guard() -> None:
     assert loop.attached is not None
     old = loop.attached.hosted
     loop.accelerator.free_memory()
-    with pytest.raises(UsageError, match="no guard before"):
+    with pytest.raises(UsageError, match="guard does not exist before"):
         _ = loop.attached.hosted
     loop.model, loop.optimizer = loop.accelerator.prepare(loop.model, loop.optimizer)
     loop.fit(batches(2))
@@ -255,7 +255,7 @@ def test_evaluation_begins_no_step() -> None:
     loop.model.train()
     with torch.no_grad():
         loop.model(batches(1)[0]["x"])
-    with pytest.raises(UsageError, match="no guard before"):
+    with pytest.raises(UsageError, match="guard does not exist before"):
         loop.attached.hosted  # type: ignore[union-attr]  # noqa: B018
 
 

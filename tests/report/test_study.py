@@ -115,7 +115,7 @@ def test_the_page_shows_whether_the_sign_off_is_valid(mixed: Study) -> None:
     ):
         void = to_html(voided)
         assert "VOID: the study has changed since then." in void
-        assert "that of Ada &lt;b&gt; is void" in void
+        assert "the sign-off by Ada &lt;b&gt; is void" in void
 
 
 @given(st.text("aW…- é", max_size=60), st.integers(8, 30))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from halfguard.investigation.curing import PROOF, cure_good_run
+from halfguard.investigation.misuse import cures_of
 from halfguard.investigation.passes import (
     Made,
     Misused,
@@ -47,11 +48,12 @@ class Passes(Investigation):
     again: tuple[Misused, ...] = ()  # what the patched script still does
     asked: list[PassKind] = field(default_factory=list)
     fp32: tuple[float, ...] = ()  # losses in FP32
+    casts: tuple[Place, ...] = ()  # that the run in FP32 has left out
 
     def run(self, kind: PassKind, doing: str, **options: Any) -> PassResult:
         if options.get("in_fp32"):
             (self.place / "fp32.bin").write_bytes(array("d", self.fp32).tobytes())
-            return PassResult(ended="finished", backward=10, steps=10)
+            return PassResult(ended="finished", backward=10, steps=10, casts=self.casts)
         self.asked.append(kind)
         change: TrialPlan | None = options.get("change")
         patch: Patched | None = options.get("trial")
@@ -192,6 +194,38 @@ def test_lost_updates_are_told_with_the_line_of_the_cast(one: Passes) -> None:
     (told,), proven = cure_good_run(one, first_run(one, half_weights=at(script, "Net")), lost)
     assert told.sentence.endswith("train.py:2: net = Net().bfloat16().")
     assert "dtype=torch.bfloat16)(net.forward)" in patched(script, proven.cure.patch)
+
+
+def test_lightning_keeps_weights_in_fp32_if_it_is_asked_to(one: Passes) -> None:
+    script = one.folder / "train.py"
+    text = 'trainer = Trainer(precision="bf16-true")\ntrainer.fit(net)\n'
+    write(script, text)
+    lost = seen("lost updates", at(script, "fit"), dtype="bfloat16")
+    first = PassResult(ended="finished", backward=10, made=Made(half_weights=at(script, "fit")))
+    _, proven = cure_good_run(one, first, lost)
+    assert 'precision="bf16-mixed"' in patched(script, proven.cure.patch)
+    assert 'train.py:1: trainer = Trainer(precision="bf16-true").' in proven.cure.sentence
+
+
+@pytest.mark.parametrize("kind", ["lost digits", "lost increments"])
+def test_digits_that_half_weights_lose_are_kept_by_fp32_weights_that_no_optimizer_has(
+    one: Passes, kind: MisuseKind
+) -> None:
+    script = one.folder / "train.py"
+    write(script, SCRIPT.replace("Net()", "Net().bfloat16()"))
+    lost = seen(kind, at(script, "exp"), dtype="bfloat16")
+    first = first_run(one, half_module=at(script, "Net"))
+    cures = [cure.patch for cure in cures_of(lost.misuse[0], first)]
+    assert any("dtype=torch.bfloat16)(net.forward)" in patch for patch in cures)
+
+
+def test_ids_are_kept_in_fp32_where_they_were_cast(one: Passes) -> None:
+    script = one.folder / "train.py"
+    write(script, f"table = rows.to(dtype)\n{SCRIPT}")
+    one.casts = (at(script, "rows"),)
+    ids = seen("rounded integers", at(script, "exp"))
+    _, proven = cure_good_run(one, first_run(one), ids)
+    assert "table = rows.float()" in patched(script, proven.cure.patch)
 
 
 @pytest.mark.parametrize("last", [0.1, 0.9])

@@ -323,3 +323,34 @@ def test_a_rewritten_expression_fits_the_next_layer_with_half_weights(tmp_path: 
     assert answer.cure is not None
     assert "+        w = torch.softmax(s.float(), -1).half()" in answer.cure.patch
     assert PROOF in answer.cure.trial
+
+
+TEACHER = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+student, teacher = nn.Linear(8, 50), nn.Linear(8, 50)
+with torch.no_grad():
+    teacher.weight.mul_(12)
+    student.weight.copy_(teacher.weight)
+teacher.requires_grad_(False).half()
+optimizer = torch.optim.SGD(student.parameters(), lr=0.01)
+for _ in range(12):
+    x = torch.randn(16, 8)
+    with torch.autocast("cpu", dtype=torch.float16):
+        p = torch.softmax(teacher(x.half()), dim=-1)
+        q = torch.softmax(student(x), dim=-1)
+        loss = (p * (p.log() - q.log())).sum(-1).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(loss.item())
+"""
+
+
+def test_values_of_a_frozen_model_are_not_data(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TEACHER)
+    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    assert answer.cure is not None
+    assert PROOF in answer.cure.trial

@@ -76,6 +76,15 @@ def test_trials_are_run_in_place(tmp_path: Path, start: str) -> None:
     assert "large.float()" in statement.patch
 
 
+def test_a_function_that_only_starts_the_backward_pass_is_not_the_step(tmp_path: Path) -> None:
+    function = "def backward(loss):\n    loss.backward()\n\nfor step, batch in"
+    script = LOOP.replace("for step, batch in", function).replace(
+        "    loss.backward()\n    opt", "    backward(loss)\n    opt"
+    )
+    found = track(tmp_path, THREAD + script)
+    assert {"fp32", "statement"} <= {one.plan.kind for one in found.trials if one.trial.good}
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

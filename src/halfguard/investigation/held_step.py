@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from halfguard.dist.collectives import world_size
 from halfguard.investigation.bus import HookBus
@@ -178,17 +179,25 @@ class HeldStep:
     _random: Any = None
 
     def find(self, loss: float, older: list[FrameType]) -> bool:
-        """Find statements of the script whose repeat has the same bad end; return whether there are any.
+        """Find statements whose repeat calls a module and has the same bad end; return whether any do.
 
-        ``older`` are the frames that ran when the step began: of these only the body of a loop is repeated.
+        A function that only starts the backward pass repeats nothing that a trial can change. ``older`` are
+        the frames that ran when the step began: of these only the body of a loop is repeated.
         """
         for code, variables in _steps(sys._getframe(1), older):
             for random in self.before.randoms:
                 self._statements, self._variables, self._random = code, variables, random
-                found = self.run(_UNCHANGED)
-                if found is not None and not found.trial.good and _is_same(found.trial.loss, loss):
+                if self._repeats(loss):
                     return True
         return False
+
+    def _repeats(self, loss: float) -> bool:
+        called = list[nn.Module]()
+        hook = register_module_forward_pre_hook(lambda module, _: called.append(module))
+        found = self.run(_UNCHANGED)
+        hook.remove()
+        same = found is not None and not found.trial.good and _is_same(found.trial.loss, loss)
+        return same and bool(called)
 
     def run(self, trial: TrialPlan) -> TrialResult | None:
         """Run one trial in place; None if it did not end in its backward pass."""

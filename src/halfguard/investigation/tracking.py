@@ -282,14 +282,16 @@ class Tracking(Approach):
         if culprit.phase == "backward" and not culprit.file:
             culprit = _at_backward_call(culprit)
         exact = self._watch.exact.get(origin.index, math.nan)
+        reason = self._watch.reasons.get(origin.index)
         result = PassResult(
             ended="event",
             culprit=culprit,
             exact=exact,
             mask=self._watch.masks.get(origin.index),
-            reason=self._with_scale(self._watch.reasons.get(origin.index), culprit, exact),
+            reason=self._with_scale(reason, culprit, exact),
             # 0 / 0 has a harmless stable form; an infinity would only become a large number.
             of_data=origin.index in self._watch.of_data
+            and not (reason is not None and reason.place)  # the script itself made the value
             and math.isinf(exact)
             and any(one.posinf or one.neginf for one in culprit.outputs),
             made=self._facts(culprit),

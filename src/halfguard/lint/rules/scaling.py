@@ -169,7 +169,7 @@ def _may_accelerate_fp16(file: PythonFile) -> bool:
     if any(string(value) == "fp16" for value in values):
         return True
     chosen = any(not isinstance(value, ast.Constant) for value in values)
-    offered = (n for n in file.nodes(ast.Constant) if string(n) == "fp16") if chosen else ()
+    offered = (n for n in ast.walk(file.root) if string(n) == "fp16") if chosen else ()
     return any(not _is_forbidden(file, node) for node in offered)
 
 

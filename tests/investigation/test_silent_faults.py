@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from halfguard.investigation.bus import HookBus
 from halfguard.investigation.detectors import Detector
 from halfguard.investigation.passes import Made
-from halfguard.investigation.silent_faults import DividedTwice, HalfMoments, StaleCasts
+from halfguard.investigation.silent_faults import (
+    DividedTwice,
+    HalfMoments,
+    StaleCasts,
+    ZeroGradients,
+)
 
 
 @pytest.fixture
@@ -104,3 +109,30 @@ def test_moments_that_are_zero_in_half_are_told_when_they_are_loaded(
         state["state"][0][name] = state["state"][0][name].to(dtype)
     optimizer.load_state_dict(state_dict=state)
     assert bool(sentences(detector)) is (dtype == torch.float16)
+
+
+@pytest.mark.parametrize(("factor", "told"), [(0.0, 1), (1.0, 0)])
+def test_gradients_that_are_0_in_every_backward_pass_are_told(
+    bus: HookBus, factor: float, told: int
+) -> None:
+    zeros = ZeroGradients(bus)
+    bus.listen(zeros)
+    model, _kept = network()
+    for _ in range(3):
+        (model(torch.ones(2, 4)).sum() * factor).backward()
+        model.zero_grad()
+    found = sentences(zeros)
+    assert len(found) == told
+    assert all(
+        "exactly 0 in all 3 backward passes, and so was every loss" in text for text in found
+    )
+
+
+def test_gradients_that_are_0_at_first_are_not_told(bus: HookBus) -> None:
+    zeros = ZeroGradients(bus)
+    bus.listen(zeros)
+    model, _kept = network()
+    for step in range(5):
+        (model(torch.ones(2, 4)).sum() * float(step == 4)).backward()
+        model.zero_grad()
+    assert sentences(zeros) == []

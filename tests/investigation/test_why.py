@@ -40,6 +40,17 @@ FAILING = [
 ]
 
 
+HALF_ADAM = """import torch
+
+def run():
+    net = torch.nn.Linear(4, 1).half()
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(4):
+        loss = net(torch.ones(2, 4).half()).float().mean() * 1e-4
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
 REAL = ("plain_loop.py", "accelerate_loop.py", "lightning_module.py")  # in processes of a user
 
 
@@ -348,6 +359,36 @@ def test_a_missing_script_is_a_usage_error(tmp_path: Path) -> None:
     done = why("nothing.py", cwd=tmp_path, real=True)
     assert done.returncode == 2
     assert "The file nothing.py does not exist" in done.stderr
+
+
+def test_a_folder_is_no_script(tmp_path: Path) -> None:
+    done = why(".", cwd=tmp_path, real=True)
+    assert done.returncode == 2
+    assert ". is a folder, not a script." in done.stderr
+
+
+def test_a_script_without_its_options_ends_after_the_first_pass(tmp_path: Path) -> None:
+    shutil.copy2(SCRIPTS / "gradient_penalty.py", tmp_path)
+    done = why("gradient_penalty.py", "--unknown", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.startswith("The script exited before its first training step")
+    text = " ".join(done.stdout.split())
+    assert "error: unrecognized arguments: --unknown" in text
+    assert "options, write them after its name" in text
+    assert "in FP32" not in done.stderr
+
+
+def test_the_step_of_an_optimizer_is_named_with_the_line_that_made_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import loops\nloops.run()\n")
+    (tmp_path / "loops.py").write_text(HALF_ADAM)
+    done = why("train.py", cwd=tmp_path)
+    text = " ".join(done.stdout.split())
+    assert (
+        "addcdiv returned the first NaN or Inf, in the optimizer's step (Adam, created at loops.py:5)"
+        in text
+    )
+    assert "forward pass" not in text
+    assert str(tmp_path) not in text
 
 
 def test_a_nan_that_the_data_had_is_followed_to_the_line_that_made_it(tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def why(
             cure="halfguard why --help lists the options. Options of the script come after its name.",
         )
     if not is_module and not Path(script).is_file():  # before torch is imported
-        raise UsageError(f"The file {script} does not exist.", cure=_NO_SCRIPT)
+        is_folder = f"{script} is a folder, not a script."
+        missing = f"The file {script} does not exist."
+        raise UsageError(is_folder if Path(script).is_dir() else missing, cure=_NO_SCRIPT)
     from halfguard.cli.bars import progress  # noqa: PLC0415
     from halfguard.cli.torch_extra import torch_needed  # noqa: PLC0415
 

@@ -120,15 +120,16 @@ def advise_on_mask(mask: Culprit, culprit: Culprit) -> str:
     )
 
 
-def advise_on_swallowed(found: AuditFinding) -> str:
-    """Return what to do about numbers that left the range of half in a run without a bad number."""
+def advise_on_swallowed(found: AuditFinding, read: Place | None = None) -> str:
+    """Return what to do about numbers that left the range of half; one that depends on them may be read."""
     did = (
         f"{found.op} overflowed {found.half.dtype}, and a later operation made the Inf finite"
         if found.fault == "overflow"
         else f"Results of {found.op} are too small for {found.half.dtype} and became 0"
     )
+    wrong = f"values read at {read[0]}:{read[1]} are wrong" if read else "the gradients are wrong"
     return (
-        f"{did}, so the gradients are wrong although no NaN appears. Compute the line in FP32 "
+        f"{did}, so {wrong} although no NaN appears. Compute the line in FP32 "
         "(call .float() on its 16-bit inputs and disable autocast): "
         f"{describe_place((found.file, found.line))}"
     )

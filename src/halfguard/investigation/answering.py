@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from halfguard.formats import FP16
@@ -28,6 +30,7 @@ from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.script_answer import InFP32, ScriptAnswer
 
 _BEFORE = ("raw step", "second step", "half moments")  # what was wrong before a number was bad
+_OF_ZEROS = ("HG207", "HG609")  # causes of gradients that are all 0
 _CULPRITS = {"input": "HG612", "parameter": "HG613", "buffer": "HG613"}
 
 
@@ -113,7 +116,7 @@ def answer_bad_number(
         event=event.how,
         loss=event.loss,
         scale=event.scale,
-        culprit=second.culprit,
+        culprit=_named_culprit(second),
         cause=_cause(second),
         exact=_exact(second),
         reason=_reason(first, second),
@@ -126,6 +129,17 @@ def answer_bad_number(
             *(one for one in _misuse(first.misuse, cure) if one != advice),
         ),
     )
+
+
+def _named_culprit(second: PassResult) -> Culprit | None:
+    """Return the culprit; of an optimizer's step that a framework calls, the line that made the optimizer."""
+    culprit, made = second.culprit, second.made.optimizer
+    if culprit is None or not culprit.optimizer or made is None:
+        return culprit
+    named = replace(culprit, optimizer=f"{culprit.optimizer}, created at {made[0]}:{made[1]}")
+    if ".step(" in culprit.code and "-packages" not in culprit.file:
+        return named
+    return replace(named, file=made[0], line=made[1], code=linecache.getline(*made).strip())
 
 
 def _reason(first: PassResult, second: PassResult) -> str:
@@ -155,7 +169,10 @@ def answer_crash(
 def _misuse(misused: Sequence[Misused], cure: Cure | None) -> Iterator[str]:
     """Yield what a script misuses besides what its cure mends."""
     told = "" if cure is None else cure.sentence
-    yield from (one.sentence for one in misused if one.sentence not in told)
+    mended = cure is not None and cure.code in _OF_ZEROS
+    for one in misused:
+        if one.sentence not in told and not (mended and one.kind == "zero gradients"):
+            yield one.sentence
 
 
 def _cause(second: PassResult) -> str:

@@ -8,6 +8,7 @@ A listener is any object; each of its methods ``on_EVENT`` is called when that h
 | ``step_begins`` | nothing: a backward pass is finished and counted |
 | ``stepping``, ``stepped`` | an optimizer, before and after its step |
 | ``looked`` | a ``Look``: the script read a number that is not finite |
+| ``read`` | a tensor whose numbers a line of the user takes out of torch |
 | ``scaler_made``, ``scaling``, ``scaled`` | scaler and requested device; a scaler, before and after |
 | ``unscaling``, ``scaler_stepped``, ``scaler_done`` | scaler and optimizer; done: it did not raise |
 | ``scaler_failed`` | optimizer and error |
@@ -56,6 +57,7 @@ from halfguard.step.parameters import parameters_of
 from halfguard.tracing.call_arguments import undispatched
 
 _LOOKS = ("item", "__float__", "isnan", "isfinite", "isinf")
+_READS = ("tolist", "numpy", "__array__")  # of many numbers
 _WORKER_OPTIONS = (
     *("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context"),
     *("worker_init_fn", "timeout"),
@@ -160,6 +162,8 @@ class HookBus:
             for owner in (Tensor, torch):
                 if hasattr(owner, name):
                     self._replace(owner, name, partial(self._look_by, name))
+        for name in _READS:
+            self._watch(Tensor, name, before=self._read_by_user)
         self._watch_modules()
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._replace(torch.nn.utils, name, self._clip)
@@ -410,9 +414,18 @@ class HookBus:
             # Subclasses stand for tensors without numbers while torch.compile traces.
             if not self._busy and type(tensor) is Tensor and _is_one_number(tensor):
                 self._look(tensor, name)
+                if name in ("item", "__float__"):
+                    self._read_by_user(tensor)
             return result
 
         return look
+
+    def _read_by_user(self, tensor: Tensor, *_: Any, **__: Any) -> None:
+        caller = sys._getframe(2)
+        is_own = "-packages" not in caller.f_code.co_filename
+        name = caller.f_globals.get("__name__", "")
+        if is_own and not self._busy and not name.startswith(("torch.", "halfguard.")):
+            self.publish("read", tensor)
 
     def _look(self, tensor: Tensor, how: str) -> None:
         evaluates = not tensor.requires_grad and not torch.is_grad_enabled()

@@ -36,12 +36,13 @@ from halfguard.precision.modes import HALF_DTYPES
 from halfguard.records.audit import AuditFinding
 from halfguard.replaying.function_modes import user_place
 from halfguard.tracing.audit import LIMIT, MAX_BYTES, judge
-from halfguard.tracing.call_arguments import tensors_in, undispatched
+from halfguard.tracing.call_arguments import tensors_in, to_wide, undispatched
 from halfguard.tracing.called_modules import CalledModules
 from halfguard.tracing.operation_places import OperationPlaces
 from halfguard.tracing.shadow_watch import ShadowWatch
 from halfguard.tracing.source import user_frame
 
+_COUNTS = ("elements", "numel", "calls")  # of a flag
 _SECONDS = 120.0  # of the inspected part of a run
 
 
@@ -67,6 +68,7 @@ class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
         super().__init__(modules, outermost, MAX_BYTES)
         self._bus = bus
         self.headroom: Headroom | None = None
+        self.wrongly_read: dict[int, Place | None] = {}  # lines that read what a flag has changed
         self._unwritten: set[int] = set()  # storages of torch.empty
         self._located = OperationPlaces(modules, outermost)
 
@@ -92,6 +94,21 @@ class HeadroomWatch(ShadowWatch):  # type: ignore[no-untyped-call]
                     largest = float(torch.where(values.isfinite(), values, 0).max())
                 self._note_largest(largest, tensor.dtype, func)
         return out
+
+    def note_read(self, tensor: Tensor) -> None:
+        """Note the overflows behind finite numbers that leave torch, and so the loss, and are wrong."""
+        if not self.shadows.has(tensor) or not tensor.is_floating_point():
+            return
+        with undispatched(), torch.no_grad():
+            right, real = self.shadows.read(tensor.detach()), to_wide(tensor.detach())
+            finite = right.isfinite() & real.isfinite()
+            error = torch.where(finite, right - real, 0).norm()
+            if not error > LIMIT * torch.where(finite, right, 0).norm():
+                return
+        for index in self.shadows.sources(tensor):
+            first = self.flags[index].first
+            if (first.fault, first.phase) == ("overflow", "forward"):
+                self.wrongly_read.setdefault(index, user_place())
 
     def _note_largest(self, largest: float, dtype: torch.dtype, func: Any) -> None:
         limit = torch.finfo(dtype).max
@@ -162,22 +179,36 @@ class Inspecting:
             report = judge(watch, parameters, call.outputs[0], LIMIT)
             is_skipped = call.scaled and bool(bad_tensors(gradients))  # by the scaler, which saw it
         self._gradients.look(call, gradients)
-        for finding in () if is_skipped else filter(self._matters, report.findings):
-            self._found.setdefault((finding.file, finding.line, finding.op), finding)
-            if finding.file:
-                self._swallowed.append(
-                    Misused(
-                        kind="swallowed",
-                        code="HG609",
-                        sentence=advise_on_swallowed(finding),
-                        place=(finding.file, finding.line),
-                        backward=self._bus.backward,
-                        unsure=finding.fault != "overflow",
-                    )
-                )
+        used = () if is_skipped else tuple(filter(self._matters, report.findings))
+        for finding in used:
+            self._tell(finding)
+        told = {(finding.place, finding.op) for finding in used}
+        for index, place in () if is_skipped else watch.wrongly_read.items():
+            finding = watch.flags[index].first
+            if (finding.place, finding.op) not in told:
+                counts = {name: getattr(watch.flags[index], name) for name in _COUNTS}
+                self._tell(finding.model_copy(update={**counts, "use": "not judged"}), place)
         seen = [found for found in (self._headroom, watch.headroom) if found is not None]
         self._headroom = max(seen, key=lambda found: found.largest / found.limit, default=None)
         self._steps += 1
+
+    def on_read(self, tensor: Tensor) -> None:
+        if self._watch is not None:
+            self._watch.note_read(tensor)
+
+    def _tell(self, finding: AuditFinding, read: Place | None = None) -> None:
+        self._found.setdefault((finding.file, finding.line, finding.op), finding)
+        if finding.file:
+            self._swallowed.append(
+                Misused(
+                    kind="swallowed",
+                    code="HG609",
+                    sentence=advise_on_swallowed(finding, read),
+                    place=(finding.file, finding.line),
+                    backward=self._bus.backward,
+                    unsure=finding.fault != "overflow",
+                )
+            )
 
     def _matters(self, finding: AuditFinding) -> bool:
         """Return whether a finding is worth telling.

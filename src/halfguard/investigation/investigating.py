@@ -18,7 +18,7 @@ from halfguard.investigation.answering import (
     answer_good_run,
     name_failure,
 )
-from halfguard.investigation.curing import cure_bad_run, cure_good_run, try_in_passes
+from halfguard.investigation.curing import Proven, cure_bad_run, cure_good_run, try_in_passes
 from halfguard.investigation.inspecting import choose_passes
 from halfguard.investigation.misuse import Crash, crash_place, with_place
 from halfguard.investigation.passes import Event, PassResult, Start, Target
@@ -31,6 +31,11 @@ from halfguard.records.script_answer import ScriptAnswer
 __all__ = ["Investigation", "investigate"]
 _TRACEBACK_LINES = 2000
 _SOON = 10.0  # seconds of a script that may be tracked as a whole, for what it has read
+_FEWEST = 3  # losses of 0 that are no chance
+_OPTIONS = (
+    "If the script needs options, write them after its name: halfguard why script.py --data x. Options of "
+    "halfguard come before the name."
+)
 _BEFORE_THE_STEP = (None, "input", "parameter", "buffer")
 
 
@@ -44,9 +49,11 @@ def investigate(
 ) -> ScriptAnswer:
     """Run a script until a number is bad, and answer where it arose and what prevents it."""
     folder = Path.cwd()
-    if not target.is_module and not (folder / target.name).is_file():
+    script = folder / target.name
+    if not target.is_module and not script.is_file():
+        is_folder = f"{target.name} is a folder, not a script."
         raise UsageError(
-            f"The file {target.name} does not exist.",
+            is_folder if script.is_dir() else f"The file {target.name} does not exist.",
             cure="Name a Python script, or a module: halfguard why -m package.module.",
         )
     ranks = Ranks.of_environment()
@@ -81,6 +88,9 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         return _answer_good_run(one, first, log, shared)
     if one.ranks is not None:
         one.bad_rank = first.rank
+    early = answer_crash(one.target, first, Crash(first.error, place, first.made), Proven(), shared)
+    if early.exited_early and first.made.optimizer is None:  # nothing was computed yet
+        return early.model_copy(update={"log": log, "advice": _OPTIONS})
     event, second, note = _track(one, first, first.event)
     if read := _read_from_data(first, event, second):
         good = first.model_copy(update={"event": None})
@@ -143,6 +153,12 @@ def _further_notes(one: Investigation, first: PassResult, answer: ScriptAnswer) 
             "--emulate had no effect because the script never entered torch.autocast('cuda'). On "
             "a CPU, Lightning and Trainer replace FP16 with BF16 or FP32. Run the script on a "
             "GPU, or analyze its model with halfguard probe."
+        )
+    losses = one.losses("losses")
+    if answer.outcome == "nothing bad" and len(losses) >= _FEWEST and not any(losses):
+        yield (
+            f"The loss of all {len(losses)} backward passes was exactly 0. Some losses are 0 by "
+            "construction, such as that of a policy gradient; otherwise the script learns nothing."
         )
     if one.interruption.has_come() and one.interruption.during:
         yield (

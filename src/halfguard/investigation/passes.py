@@ -97,6 +97,7 @@ MisuseKind = Literal[
     "lost increments",  # of other half tensors
     "bad buffer",
     "swallowed",  # overflow that became a finite number
+    "zero gradients",  # in every backward pass
     "lost digits",  # more than rounding must cost
 ]
 Few = Literal["", "none", "one"]

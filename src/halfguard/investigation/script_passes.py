@@ -315,12 +315,20 @@ class Investigation:
         return text
 
     def as_named(self, answer: ScriptAnswer) -> ScriptAnswer:
-        """Return an answer in which the script has the name that the user gave."""
-        if self.target.is_module:
-            return answer
-        path, name = os.path.abspath(self.folder / self.target.name), self.target.name  # noqa: PTH100
-        pattern = rf'(?<![\w/.-]){re.escape(_quoted(path))}(?=[:"])'
-        text = re.sub(pattern, lambda _: _quoted(name), answer.to_json())
+        """Return an answer in which the script has the user's name, and files beside it are relative."""
+        text = answer.to_json()
+        if not self.target.is_module:
+            path, name = os.path.abspath(self.folder / self.target.name), self.target.name  # noqa: PTH100
+            pattern = rf'(?<![\w/.-]){re.escape(_quoted(path))}(?=[:"])'
+            text = re.sub(pattern, lambda _: _quoted(name), text)
+        for root in (
+            () if Path(self.target.name).is_absolute() else roots_of(self.target, self.folder)
+        ):
+            start = _quoted(os.path.join(root, ""))  # noqa: PTH118
+            pattern = rf'(?<![\w/.-]){re.escape(start)}(?=[^\s:"]+\.py[:"])'
+            beside = os.path.relpath(root, self.folder)
+            prefix = "" if beside == "." else _quoted(f"{beside}{os.sep}")
+            text = re.sub(pattern, lambda _, prefix=prefix: prefix, text)  # type: ignore[misc]
         return ScriptAnswer.from_json(text)
 
     def log_tail(self, count: int = _LOG_LINES) -> str:

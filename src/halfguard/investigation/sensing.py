@@ -43,7 +43,12 @@ from halfguard.investigation.passes import (
     leave,
     write_losses,
 )
-from halfguard.investigation.silent_faults import DividedTwice, HalfMoments, StaleCasts
+from halfguard.investigation.silent_faults import (
+    DividedTwice,
+    HalfMoments,
+    StaleCasts,
+    ZeroGradients,
+)
 from halfguard.investigation.working_copy import Surroundings
 from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.precision.modes import HALF_DTYPES
@@ -52,7 +57,7 @@ from halfguard.step.parameters import parameters_of
 
 DETECTORS: tuple[type[Detector], ...] = (  # of every step; an audit has others
     *(WrongGradients, NewScalers, ScheduleAhead, ScaledPenalty, ScalerOff, HiddenError),
-    *(StaleCasts, DividedTwice, HalfMoments),
+    *(StaleCasts, DividedTwice, HalfMoments, ZeroGradients),
 )
 MOST_IN_A_ROW = 20
 USUAL_SCALE = (

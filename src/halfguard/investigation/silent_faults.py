@@ -1,4 +1,4 @@
-"""Detectors of loops that train less than they say: stale casts, a loss divided twice, moments in half."""
+"""Detectors of loops that train less than they say: stale casts, a loss divided twice, gradients of 0."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from halfguard.investigation.advice import describe_place
-from halfguard.investigation.bus import BackwardCall, HookBus
+from halfguard.investigation.bus import BackwardCall, HookBus, first_number
 from halfguard.investigation.detectors import OFTEN, Detector
 from halfguard.investigation.passes import Made, Misused, Place
+from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.replaying.function_modes import user_place
 from halfguard.step.parameters import parameters_of
@@ -95,6 +96,37 @@ def constant_of(node: Any, name: str) -> float:
     """Return the number that a node of this name multiplies or divides by; 0 if it is another node."""
     by = getattr(node, "_saved_other", None) if node and node.name() == name else None
     return float(by) if isinstance(by, Tensor) and by.numel() == 1 else 0.0
+
+
+class ZeroGradients(Detector):
+    """Gradients that are exactly 0 in every backward pass."""
+
+    _passes = 0
+    _learns = False  # some gradient was not 0
+    _has_loss = False  # some loss was not 0
+
+    def on_backward_done(self, call: BackwardCall, gradients: list[Tensor]) -> None:
+        if self._learns or not call.accumulates or not gradients:
+            return
+        with self.bus.unobserved():
+            self._learns = any(map(_has_any, gradients))
+            self._has_loss |= first_number(call.losses) != 0
+        self._passes += 1
+
+    def found(self, _made: Made, _error: str) -> Iterator[Misused]:
+        if not self._learns and self._passes >= OFTEN:
+            loss = "" if self._has_loss else ", and so was every loss"
+            text = (
+                f"Every gradient was exactly 0 in all {self._passes} backward passes{loss}, so the script "
+                "learns nothing. Look for rewards, masks or weights that are 0 where the loss is computed."
+            )
+            yield Misused(kind="zero gradients", sentence=text)
+
+
+def _has_any(gradient: Tensor) -> bool:
+    """Return whether a gradient has a number that is not 0."""
+    dense = gradient.coalesce().values() if gradient.is_sparse else local_tensor(gradient)
+    return bool(dense.any())
 
 
 class HalfMoments(Detector):

@@ -162,6 +162,7 @@ class Tracking(Approach):
         self._registered: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._autocast = ""
         self._optimizer: torch.optim.Optimizer | None = None  # that stepped
+        self._before_step: int | None = None  # the last origin before a step that runs
         self._bad_before: set[int] = set()  # storages of parameters, when tracking began
         self._loss = math.nan
         self._factor, self._scaled_at = 0.0, ""  # of a loss that the script scales itself
@@ -241,11 +242,16 @@ class Tracking(Approach):
         if self.plan.start == "event" and self.bus.backward > self.event.backward + _SLACK:
             self._leave(PassResult(ended="finished"))
 
+    def on_stepping(self, _optimizer: torch.optim.Optimizer) -> None:
+        last = self._watch.last
+        self._before_step = 0 if last is None else last.index
+
     def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if self.has_begun:
             self._optimizer = optimizer
             self._random = capture_random_state()
             self._answer_if_bad(list(parameters_of(optimizer)))
+        self._before_step = None
 
     def on_scaler_failed(self, optimizer: Any, _error: Exception) -> None:
         self._optimizer = getattr(optimizer, "optimizer", optimizer) or self._optimizer
@@ -281,6 +287,9 @@ class Tracking(Approach):
         culprit = replace(culprit, intended=True) if origin.intended else culprit
         if culprit.phase == "backward" and not culprit.file:
             culprit = _at_backward_call(culprit)
+        is_in_step = self._before_step is not None and origin.index > self._before_step
+        if is_in_step and culprit.kind == "op" and self._optimizer is not None:
+            culprit = replace(culprit, optimizer=type(self._optimizer).__name__)
         exact = self._watch.exact.get(origin.index, math.nan)
         reason = self._watch.reasons.get(origin.index)
         result = PassResult(

@@ -58,6 +58,7 @@ class Culprit:
     compiled: bool = False  # inside a region of torch.compile, which was run eagerly to look inside
     intended: bool = False  # a constant infinity, such as a mask, that reached the result itself
     swallowed: Literal["", "overflow", "underflow"] = ""  # loss and gradients are finite, but wrong
+    optimizer: str = ""  # in whose step it ran, and where that was made
 
     @property
     def place(self) -> str:
@@ -70,6 +71,7 @@ class Culprit:
             if self.module is None
             else f"in {self.module or 'the model itself'}"
         )
+        where = f"in the optimizer's step ({self.optimizer})" if self.optimizer else where
         region = ", a region of torch.compile" if self.compiled else ""
         if self.kind != "op":
             what = f"{self.kind} {self.name!r} was not finite when the step began; first used by {self.op}"

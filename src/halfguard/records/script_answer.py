@@ -63,3 +63,8 @@ class ScriptAnswer(Record):
 
     notes: tuple[str, ...] = Field(default=(), description="limits of this answer")
     next: str = Field(default="", description="a command to try")
+
+    @property
+    def exited_early(self) -> bool:
+        """True if the script ended itself with an error before it trained, as without its options."""
+        return self.error.startswith("SystemExit") and not self.backward and not self.steps

@@ -54,9 +54,7 @@ def _summary(autopsy: Autopsy) -> Iterator[Block]:
         )
         did = "overflowed silently" if culprit.swallowed else did
         fixed = f"Fix: {fix_words(cure.trial)}." if cure else "None of the changes tried fixes it."
-        yield Text(
-            "In short: ", Mono(subject), f" {did}, ", *module_parts(culprit.module), f". {fixed}"
-        )
+        yield Text("In short: ", Mono(subject), f" {did}, ", *where_parts(culprit), f". {fixed}")
 
 
 def _what_happened(autopsy: Autopsy) -> Iterator[Block]:
@@ -97,7 +95,7 @@ def _repeated(autopsy: Autopsy) -> Iterator[Block]:
 def origin_blocks(culprit: Culprit) -> Iterator[Block]:
     """Yield the place where a bad number began: operation, line and ranges."""
     yield Heading("Where it began")
-    where = module_parts(culprit.module)
+    where = where_parts(culprit)
     if culprit.kind == "op":
         ran = [" (torch ran ", Mono(culprit.kernel), ")"] if culprit.kernel else []
         did = (
@@ -105,7 +103,7 @@ def origin_blocks(culprit: Culprit) -> Iterator[Block]:
             if culprit.swallowed
             else "returned the first NaN or Inf"
         )
-        phase = f" {did}, in the {culprit.phase} pass"
+        phase = f" {did}" if culprit.optimizer else f" {did}, in the {culprit.phase} pass"
         yield Text(Mono(culprit.op), phase, *ran, ", ", *where, ".")
     else:
         kind = {"input": "The input"}.get(culprit.kind, f"The {culprit.kind}")
@@ -116,6 +114,13 @@ def origin_blocks(culprit: Culprit) -> Iterator[Block]:
     if ranges:
         heads = ("tensor", "shape", "dtype", "smallest", "largest", "not finite")
         yield Table(heads, [_range(part) for part in ranges])
+
+
+def where_parts(culprit: Culprit) -> list[str]:
+    """Return the module of an operation, or the optimizer in whose step it ran, as parts of a sentence."""
+    if culprit.optimizer:
+        return [f"in the optimizer's step ({culprit.optimizer})"]
+    return module_parts(culprit.module)
 
 
 def module_parts(module: str | None) -> list[str]:

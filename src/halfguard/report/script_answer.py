@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from halfguard.catalogue import entry
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.report.autopsy import cure_blocks, fix_words, module_parts, origin_blocks
+from halfguard.report.autopsy import cure_blocks, fix_words, origin_blocks, where_parts
 from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, Table, Text
 from halfguard.report.command_line import hide_secrets_in, hide_secrets_in_text
 
@@ -41,6 +41,8 @@ def _title(answer: ScriptAnswer) -> str:
     ran_in = f" ({answer.precision})" if answer.precision else ""
     if answer.outcome == "non-finite value":
         return f"Step {answer.step}{ran_in}: {answer.event}"
+    if answer.exited_early:
+        return "The script exited before its first training step"
     overflowed = [one for one in answer.swallowed if one.fault == "overflow"]
     fault = (
         f"An overflow was swallowed at {overflowed[0].place}"
@@ -110,12 +112,13 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
         if culprit.kind == "op"
         else "was NaN or Inf before the step"
     )
-    place = [" at ", Mono(culprit.place)] if culprit.file else []
+    is_named = culprit.optimizer.endswith(f" {culprit.place}")
+    place = [" at ", Mono(culprit.place)] if culprit.file and not is_named else []
     yield Text(
         f"In short: the {kind} " if kind else "In short: ",
         Mono(subject),
         f" {did}, ",
-        *module_parts(culprit.module),
+        *where_parts(culprit),
         *place,
         *([f". {_sentence(answer.reason)}"] if answer.reason else []),
         *([". The cause is at ", Mono(answer.cause)] if answer.cause else []),
@@ -216,6 +219,8 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
         yield from cure_blocks(answer.cure)
     if answer.advice:
         yield Text(answer.advice, tone="bad")
+        if answer.exited_early:
+            return
         bad = answer.outcome == "non-finite value"
         tried = " because no change that could be tried fixes the step" if bad else ""
         yield Text(f"This recommendation was not tested{tried}.")
@@ -225,7 +230,7 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
 
 def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
     told = answer.advice if answer.cure is None else answer.cure.sentence
-    if told:
+    if told and not answer.exited_early:
         fixed = " No fix was tested." if answer.cure is None else _fixed(answer)
         yield Text(f"In short: {_first_sentence(told)}.{fixed}")
     yield Heading("What happened")

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+# Errors of operations that write values of one dtype into a tensor of another, which autocast never casts.
+MIXED_WRITE = "source.*same (scalar type|dtype)|self.dtype to be equal to src.dtype|destination dty"
+
 
 class AutocastRule(StrEnum):
     """The treatment of an operation's floating-point arguments by autocast."""

@@ -164,7 +164,7 @@ def test_a_baseline_that_never_starts_ends_the_study_and_is_quoted(folder: Path)
     (found,) = judge(study).comparisons
     assert (found.word, found.further_seeds) == (VerdictLabel.INCONCLUSIVE, None)
     assert (
-        "32 did not finish any seed (seed 0: the command ended with exit code 1: no data"
+        "32 did not finish a run with any seed (seed 0: the command ended with exit code 1: no data"
         in found.reason
     )
 
@@ -176,7 +176,8 @@ def test_a_baseline_that_fails_in_different_ways_is_run_to_the_end(folder: Path)
     (found,) = judge(run_study(spec_of(folder, failing), folder / "study", script)).comparisons
     assert (found.word, len(script.done)) == (VerdictLabel.INCONCLUSIVE, 10)
     assert (
-        "32 did not finish any seed (seed 0: the command ended with exit code 1: a)" in found.reason
+        "32 did not finish a run with any seed (seed 0: the command ended with exit code 1: a)"
+        in found.reason
     )
     script = SequentialExecutor()
     failing = "sys.exit('abcdefgh'[seed])"

@@ -172,7 +172,7 @@ def test_other_mistakes(seed: object) -> None:
     with pytest.raises(UsageError, match="a mapping with 'los'"):
         wrong.loss_of(torch.ones(2, 1))
     wrong.model.extra = wrong.model(torch.ones(1))  # not a leaf
-    with pytest.raises(UsageError, match="cannot be copied"):
+    with pytest.raises(UsageError, match="Cannot copy"):
         wrong.fresh()
 
 

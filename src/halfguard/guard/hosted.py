@@ -361,7 +361,7 @@ class HostedGuard(Guard):
         if any(id(one) in left and _holds_values(one) for one in self.optimizers):
             raise UsageError(
                 "Gradients were unscaled but neither applied nor cleared. The next backward pass "
-                "would add gradients with a different scale to them.",
+                "would add gradients to them that have a different scale.",
                 cure="Unscale and clip only after the last micro-batch (Accelerate: if "
                 "accelerator.sync_gradients), and call optimizer.zero_grad() if you skip a "
                 "step.",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
 
+from halfguard.autocast_ops import MIXED_WRITE
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.cures import untried
 from halfguard.investigation.made_places import is_own_file
@@ -201,7 +202,7 @@ _KNOWN = (
         lambda one: (scaling.load_if_not_empty(one.place),),
     ),
     _Known(  # of functions that write into a tensor
-        "source.*same (scalar type|dtype)|self.dtype to be equal to src.dtype|source and destination dty",
+        MIXED_WRITE,
         "HD110",
         "Values of one dtype are written into a tensor of another dtype. Under autocast, the "
         "result is 16-bit but the target tensor is not. Cast the values before writing them: "

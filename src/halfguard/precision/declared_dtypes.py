@@ -80,7 +80,7 @@ def _computed_otherwise(
         ),
         why=(
             "The policy of fully_shard determines the dtype in which weights are gathered, "
-            "whatever was requested."
+            "regardless of the requested dtype."
         ),
         cure=_POLICY.format(wanted),
     )

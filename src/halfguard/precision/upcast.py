@@ -94,7 +94,7 @@ def _raise_if_nonfinite(tensors: dict[str, Tensor]) -> None:
             f"half_state_dict() would save values that are not finite in float16, in {len(bad)} of "
             f"{len(tensors)} tensors: {', '.join(map(str, bad))}. Nothing was returned.",
             cure=(
-                "For NaN or Inf, use an earlier checkpoint. For values above 65504, save FP32 with "
+                "If values are NaN or Inf, use an earlier checkpoint. If they exceed 65504, save FP32 with "
                 "model.state_dict(). Register an intended -Inf, as in a mask, with persistent=False."
             ),
         )

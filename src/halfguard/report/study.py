@@ -237,7 +237,7 @@ def _question(study: Study, verdict: Verdict) -> Iterator[Block]:
     corrected = f" Corrected for {count} candidates (Holm)." if count > 1 else ""
     yield Text(
         f"PASS, MARGINAL and FAIL are each wrong at most {percent_label(verdict.level)} of the time, ",
-        f"if the noise is not heavily skewed.{corrected} A run that fails although the baseline ",
+        f"if the noise is not heavily skewed.{corrected} A run that fails even though the baseline ",
         "finished is always a FAIL.",
     )
 

@@ -41,7 +41,7 @@ def as_seeds(value: object) -> object:
     if type(value) is not int or value < 1:
         raise ValueError("a number of seeds such as 4, or a list such as [0, 1, 2, 3], is needed")
     if value > MAX_SEEDS:
-        raise ValueError(f"at most {MAX_SEEDS:,} seeds are allowed, not {value:,}")
+        raise ValueError(f"at most {MAX_SEEDS:,} seeds are allowed, got {value:,}")
     return tuple(range(value))
 
 

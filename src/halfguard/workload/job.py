@@ -68,7 +68,7 @@ class Workload:
             model, optimizer = copy.deepcopy((self.model, self.optimizer))
         except Exception as error:
             raise UsageError(
-                f"The workload's model and optimizer cannot be copied to run them again: {error}",
+                f"Cannot copy the workload's model and optimizer for a second run: {error}",
                 cure="Describe the job as a function of a seed that returns a Workload, and load it "
                 "with halfguard.workload.load('file.py:function', seed=0).",
             ) from error

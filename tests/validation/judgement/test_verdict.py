@@ -84,7 +84,7 @@ def test_a_run_that_its_machine_lost_is_no_failure_and_allows_no_pass() -> None:
     [
         (
             "budget",
-            "The baseline was stopped by the time budget with seed 4. Run the study again to finish it.",
+            "The baseline ran out of time with seed 4. Run the study again to finish it.",
         ),
         (
             None,

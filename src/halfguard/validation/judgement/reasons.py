@@ -14,7 +14,7 @@ from halfguard.validation.judgement.statistics import MIN_PAIRS, Criteria
 _ENVIRONMENT_KEYS = ("device", "torch", "cuda", "hip", "halfguard")  # they may change results
 _UNFINISHED = {
     "failed": "did not finish with seed {}, so this seed is excluded.",
-    "budget": "was stopped by the time budget with seed {}. Run the study again to finish it.",
+    "budget": "ran out of time with seed {}. Run the study again to finish it.",
     "unfinished": "has not finished with seed {}, so this seed is excluded until the run ends.",
     "died": "was lost with seed {} because its worker died. Run the study again to finish it.",
 }
@@ -42,8 +42,8 @@ def no_baseline_reason(first: RunResult, metric: str) -> str:
     else:
         cure = "Run the study again."
     return (
-        f"{first.candidate} did not finish any seed (seed {first.seed}: {_why(first, metric)}), so there is "
-        f"nothing to compare with. {cure}"
+        f"{first.candidate} did not finish a run with any seed (seed {first.seed}: "
+        f"{_why(first, metric)}), so there is nothing to compare with. {cure}"
     )
 
 

@@ -48,8 +48,8 @@ def raise_if_changed(digests: Mapping[str, str]) -> None:
                 f"{name} has changed since the study was started, or is missing on this machine, so the "
                 "runs of the study could not be compared.",
                 cure=(
-                    "Run the same command again; the changed job gets new runs. On several machines, the "
-                    "job's files must be the same on each."
+                    "Run the same command again to repeat the runs for the changed job. On several machines, "
+                    "the job's files must be the same on each."
                 ),
             )
 

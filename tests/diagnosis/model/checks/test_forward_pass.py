@@ -337,3 +337,21 @@ def test_a_mixture_that_the_model_caught_is_not_what_it_raised_later() -> None:
     assert finding.code == "HD100"
     assert finding.subject is None
     assert "'labels'" in finding.message
+
+
+class _Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        out.index_put_((torch.arange(2),), self.expert(x[:2]))
+        return out
+
+
+def test_a_write_of_another_dtype_under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        finding = found(hg.doctor(_Experts(), batch=torch.ones(3, 4)), "HD110")
+    assert "index_put_" in finding.message
+    assert finding.cure == "Cast the values before writing them: source.to(target.dtype)"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from halfguard.autocast_ops import MIXED_WRITE
 from halfguard.diagnosis.model.forward import ForwardError
 from halfguard.diagnosis.model.frameworks.inputs import CONVERSIONS, DTYPE_NAMES
 from halfguard.diagnosis.model.measured_precision import (
@@ -132,24 +134,33 @@ def check_hd110(setup: TrainingSetup) -> Iterator[Finding]:
         message=f"{call.operation} {where} received {' and '.join(map(dtype_name, call.dtypes))}: "
         f"{error.message}{error.place}",
         subject=module or None,
-        why="Outside autocast, operands are not cast to a common dtype.",
+        why="Autocast does not cast values that are written into a tensor."
+        if _is_write(error)
+        else "Outside autocast, operands are not cast to a common dtype.",
         cure=_cure(setup, error),
     )
 
 
 def is_dtype_mismatch(error: ForwardError) -> bool:
-    """Return whether a call outside of autocast raised because of several dtypes, one of them half.
+    """Return whether a call that autocast does not cast raised because of several dtypes, one of them half.
 
     Many functions, such as ``cat``, promote their operands and may raise for another reason. If a dtype is
     the reason, the message contains the word "type".
     """
     dtypes = error.call.dtypes
     half = len(dtypes) > 1 and any(dtype in HALF_DTYPES for dtype in dtypes)
-    return half and error.call.context.autocast is None and "type" in error.message.lower()
+    uncast = error.call.context.autocast is None or _is_write(error)
+    return half and uncast and "type" in error.message.lower()
+
+
+def _is_write(error: ForwardError) -> bool:
+    return re.search(MIXED_WRITE, error.message) is not None
 
 
 def _cure(setup: TrainingSetup, error: ForwardError) -> str:
     """Return a line that gives operands the requested dtype: autocast only if it was requested."""
+    if _is_write(error):
+        return "Cast the values before writing them: source.to(target.dtype)"
     half = next(str(dtype) for dtype in error.call.dtypes if dtype in HALF_DTYPES)
     if error.call.context.island:
         return _island_cure(setup, error.call.context.module)

@@ -151,7 +151,7 @@ def check_hg403(setup: TrainingSetup) -> Iterator[Finding]:
     yield Finding(
         code="HG403",
         severity="error",
-        message=f"{type(found[0].optimizer).__name__}'s eps={eps:g} is 0 in {dtype}, the dtype of "
+        message=f"{type(found[0].optimizer).__name__}'s eps={eps:g} rounds to 0 in {dtype}, the dtype of "
         f"{join_names(parameter.name for parameter in found)}.",
         subject=found[0].name,
         why=(

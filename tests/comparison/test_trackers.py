@@ -188,5 +188,7 @@ def test_an_unfinished_candidate_is_inconclusive(wandb_log: Path, tmp_path: Path
     result, _ = compare(places, CompareOptions("val.loss"))
     (comparison,) = result.verdict.comparisons
     assert comparison.word is VerdictLabel.INCONCLUSIVE
-    assert comparison.reason.startswith("The runs with seed 3 are not finished (wandb has not")
+    assert comparison.reason.startswith(
+        "The runs with seed 3 are not finished (its wandb log has no end"
+    )
     assert comparison.reason.endswith("Compare again when the runs have ended.")

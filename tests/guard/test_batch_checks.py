@@ -596,7 +596,7 @@ def test_linked_objects_do_not_hang_a_bad_step(run_dir: bool, tmp_path: Path) ->
     assert outcome.cause is Cause.BAD_BATCH
     if run_dir:
         incident = open_incident(tmp_path / "incidents" / "000000-r0")
-        assert "batch.0.many: a range cannot be kept" in incident.record.problems
+        assert "batch.0.many: a range cannot be saved" in incident.record.problems
         assert len(incident.record.problems) <= 21
         again = decode(incident.record.micro_batches[0].batch, incident.tensors())
         assert again["inner"]["x"].isnan().all()
@@ -760,7 +760,7 @@ def captured(batch: Any, model: nn.Module, folder: Path) -> Any:
     writer = IncidentWriter(folder, keep=1, max_bytes=2**24, weights=True, environment={})
     path = writer.capture(model, moment)
     if path is None:  # expanded tensors, which would fill the disk
-        assert "at most" in writer.why_missed, writer.why_missed
+        assert "the limit for an incident" in writer.why_missed, writer.why_missed
         return batch
     incident = open_incident(path)
     return decode(incident.record.micro_batches[0].batch, incident.tensors())

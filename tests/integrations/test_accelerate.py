@@ -266,7 +266,7 @@ def test_attaching_too_late_or_twice_is_refused() -> None:
     reset()
     hub = accelerator()
     attach(hub, RETRY)
-    with pytest.raises(UsageError, match="guard already"):
+    with pytest.raises(UsageError, match="already has a guard"):
         attach(hub, RETRY)
 
 

@@ -43,7 +43,7 @@ def test_a_dead_workers_run_is_repeated_and_a_murderous_one_is_told(
     assert isinstance(survived, RunResult)
     assert (survived.failure, survived.attempt) == (None, 2)
     assert isinstance(lost, RunResult)
-    assert lost.failure == f"its worker died {MAX_ATTEMPTS} times, the last time: signal 9"
+    assert lost.failure == f"its worker died {MAX_ATTEMPTS} times; the last reason was: signal 9"
     assert (tmp_path / "1").read_text() == str(1000 - MAX_ATTEMPTS)
 
 

@@ -55,7 +55,7 @@ def test_a_small_cluster_says_what_it_could_not_end_and_what_it_can_never_hold(
 ) -> None:
     answer = on_a_cluster("small_cluster", tmp_path)
     assert answer["cut"] == [["budget", 0]]  # the one that had begun, and not the one that waited
-    asked = "no node of the Ray cluster can hold a run with 1 CPU, 4 GPU"
+    asked = "no node of the Ray cluster can run a task that needs 1 CPU, 4 GPU"
     assert f"{asked}, 1 x; the largest has 1 CPU, 0 GPU, 0 x. Runs wait" in answer["joined"]
     assert answer["own"].startswith(f"refused: executor: {asked}; the largest has ")
 

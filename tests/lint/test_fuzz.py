@@ -18,6 +18,7 @@ from tests.lint.helper import FIXTURES, PREVIEW
         ("HG210/good.py", 540),
         ("HG104/bad_assigned.py", 84),
         ("HG201/good_forbidden_accelerate.py", 144),
+        ("HG302/bad.py", 144),
     ],
 )
 def test_the_time_grows_with_the_length_of_a_file(fixture: str, times: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -36,14 +37,18 @@ def called_name(call: ast.Call) -> str:
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
+def statements_around(scope: ast.AST, line: int) -> Iterator[ast.AST]:
+    """Yield a scope, and the statements and clauses in it around a line, the outermost first."""
+    yield scope
+    for child in ast.iter_child_nodes(scope):
+        spans = getattr(child, "lineno", 0) <= line <= getattr(child, "end_lineno", math.inf)
+        if spans and isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from statements_around(child, line)
+
+
 def loops_around(scope: ast.AST, line: int) -> list[Loop]:
     """Return the loops of a scope around a line, the outermost first."""
-    around = [
-        node
-        for node in ast.walk(scope)
-        if isinstance(node, Loop) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    return sorted(around, key=lambda node: node.lineno)
+    return [node for node in statements_around(scope, line) if isinstance(node, Loop)]
 
 
 def assigned_target(statement: ast.stmt) -> ast.expr | None:
@@ -331,7 +336,7 @@ class SourceFile:
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
         """Return the statements of the block that holds one."""
-        for node in ast.walk(self.tree):
+        for node in statements_around(self.tree, statement.lineno):
             for name in ("body", "orelse", "finalbody"):
                 block = getattr(node, name, None)
                 if isinstance(block, list) and any(one is statement for one in block):

@@ -111,9 +111,7 @@ def _emulated_bf16(hardware: Hardware, better: MixedPrecisionName, severity: Sev
     why = "BF16 is computed in FP32 and rounded, which is slower than FP16 and FP32."
     cure = f"Use {better}."
     if hardware.vendor == "NVIDIA":
-        why += (
-            " torch.cuda.is_bf16_supported() returns True because it counts emulation as support."
-        )
+        why += " torch.cuda.is_bf16_supported() returns True because it counts emulation."
         cure += (
             " To check for native BF16: torch.cuda.is_bf16_supported(including_emulation=False)."
         )

@@ -117,7 +117,7 @@ def test_the_doctor_is_the_first_to_tell_the_truth(example: Any) -> None:
     findings = {
         one.code: one.message for one in doctor_workload(work, precision="fp16-mixed").findings
     }
-    assert "eps=1e-08 is 0 in float16" in findings["HG403"]
+    assert "eps=1e-08 rounds to 0 in float16" in findings["HG403"]
     assert "HG401" in findings
     assert "log in alignment returned the first NaN or Inf" in findings["HG601"]
 

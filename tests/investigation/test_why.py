@@ -254,7 +254,7 @@ def test_a_module_with_arguments(tmp_path: Path) -> None:
     done = captured(*command, cwd=tmp_path, env=environment())
     assert done.returncode == 1, done.stderr
     line = culprit_line("gradient_penalty.py")
-    assert f"{package}/train.py:{line}" in done.stdout.replace("\n", "")
+    assert f"job/train.py:{line}" in done.stdout.replace("\n", "")
 
 
 def test_emulation_that_changes_nothing_is_reported(tmp_path: Path) -> None:

@@ -1,10 +1,18 @@
-"""The table that every benchmark prints."""
+"""The option and the table that benchmarks share."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 
 from halfguard.workload.timing import medians, ratios
+
+
+def rounds_parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Return a parser with the number of rounds as its only option."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
 
 
 def print_table(title: str, seconds: Mapping[str, Sequence[float]], *, against: str) -> None:

@@ -6,15 +6,15 @@ in processor seconds, interleaved.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from benchmarks.table import print_table
+from benchmarks.table import print_table, rounds_parser
 from benchmarks.timings.trace import Gpt
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.tracing.audit import audit
@@ -43,10 +43,7 @@ def steps_of(batch: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    return parser
+make_parser = partial(rounds_parser, __doc__, 7)
 
 
 def main() -> None:

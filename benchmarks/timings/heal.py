@@ -6,16 +6,16 @@ interleaved; each round trains 50 steps.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.models.planted import PERIODIC
-from benchmarks.table import print_table
+from benchmarks.table import print_table, rounds_parser
 from halfguard.guard.guard import Guard
 from halfguard.workload import Workload
 from halfguard.workload.timing import time_interleaved
@@ -47,11 +47,7 @@ def _run_of(work: Workload, config: dict[str, Any], before: int) -> Callable[[],
     return run
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    return parser
+make_parser = partial(rounds_parser, __doc__, 7)
 
 
 def main() -> None:

@@ -7,17 +7,17 @@ The other tools are torch's anomaly mode and, where transformers is installed, i
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from benchmarks.table import print_table
+from benchmarks.table import print_table, rounds_parser
 from halfguard.tracing.tracer import trace
 from halfguard.workload.timing import ratios, time_interleaved
 
@@ -114,10 +114,7 @@ def contestants(ids: Tensor) -> dict[str, Callable[[], object]]:
     return runs
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    return parser
+make_parser = partial(rounds_parser, __doc__, 15)
 
 
 def main() -> None:

@@ -8,13 +8,13 @@ the cost of one verified step over the default interval. What other steps cost, 
 
 from __future__ import annotations
 
-import argparse
 import time
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.table import print_table
+from benchmarks.table import print_table, rounds_parser
 from benchmarks.timings.watch import guarded, jobs
 from halfguard.guard.config import VerifyConfig
 from halfguard.workload.timing import ratios, time_interleaved
@@ -26,10 +26,7 @@ STEPS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    return parser
+make_parser = partial(rounds_parser, __doc__, 15)
 
 
 def main() -> None:

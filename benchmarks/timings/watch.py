@@ -6,9 +6,9 @@ spreads the cost of the sampled step over the default interval of 200 steps.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from benchmarks.table import rounds_parser
 from benchmarks.timings.trace import Gpt
 from halfguard import Guard
 from halfguard.guard.config import WatchConfig
@@ -59,10 +60,7 @@ def guarded(make: Callable[[], nn.Module], loss: Any, batch: Tensor, config: Any
     return lambda: guard.step(loss, batch)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    return parser
+make_parser = partial(rounds_parser, __doc__, 7)
 
 
 def main() -> None:

@@ -157,6 +157,29 @@ def test_what_a_rank_holds_alone_returns_to_that_rank(
         assert apart > 0.1
 
 
+def two_guards(folder: str, steps: int) -> list[int | None]:
+    """Train two models in turn, each with its own guard; return the steps of their good snapshots."""
+    guards = []
+    for number in range(2):
+        model, _ = jobs.make("ddp", seed=number)
+        config = {"recovery": jobs.RECOVERY | {"every": 2}}
+        run_dir = f"{folder}/{number}"
+        guards.append(hg.Guard(model, jobs.optimizer_of(model, "adamw"), config, run_dir=run_dir))
+    for step in range(steps):
+        for guard in guards:
+            guard.step(jobs.loss_fn, jobs.batch_of(step, 2, dist.get_rank()))
+    recoveries = [guard._recovery for guard in guards]
+    for guard in guards:
+        guard.close()
+    return [recovery and recovery._snapshots.good_step for recovery in recoveries]
+
+
+def test_saves_of_two_guards_do_not_wait_for_each_other_forever(
+    ranks: Callable[[int], Ranks], tmp_path: Path
+) -> None:
+    assert ranks(2).run(two_guards, str(tmp_path), 40) == [[38, 38]] * 2
+
+
 class Average:
     """A weight average that is sharded like its model, as is common with FSDP2."""
 

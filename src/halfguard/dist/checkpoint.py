@@ -2,7 +2,8 @@
 
 This uses torch.distributed.checkpoint with its safetensors format. Its default format contains a pickle, and
 halfguard never unpickles anything. Saving runs in the background while training continues, so it uses its own
-process group: if two threads shared a group, their messages would be mixed up.
+process group: if two threads shared a group, their messages would be mixed up. For the same reason a save or
+load waits for the save before it, which may be that of another guard in this process.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -41,7 +42,14 @@ class PendingSave:
     writer: ChecksumWriter
 
 
-def _group() -> Any:
+_pending: list[Future[Any]] = []  # the last save of this process, if it may still use the group
+
+
+def _free_group() -> Any:
+    """Return the group for saving and loading, once no other save uses it."""
+    if _pending:
+        wait(_pending)  # its error, if any, is for the guard that started it
+        _pending.clear()
     return _make_group(dist.group.WORLD) if world_size() > 1 else None
 
 
@@ -63,13 +71,17 @@ def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> PendingSave:
 
     _ignore_single_process_warning()
     writer = ChecksumWriter(folder)
-    done = async_save(
-        {name: tensor.detach() for name, tensor in tensors.items()},
-        storage_writer=writer,
-        process_group=_group(),
-        no_dist=world_size() == 1,
+    done = cast(
+        "Future[Any]",
+        async_save(
+            {name: tensor.detach() for name, tensor in tensors.items()},
+            storage_writer=writer,
+            process_group=_free_group(),
+            no_dist=world_size() == 1,
+        ),
     )
-    return PendingSave(cast("Future[Any]", done), writer)
+    _pending.append(done)
+    return PendingSave(done, writer)
 
 
 def wait_until_saved(saving: PendingSave) -> dict[str, FileChecksum]:
@@ -107,7 +119,7 @@ def load_into(folder: Path, tensors: Mapping[str, Tensor], index: Index) -> None
         load(
             dict(tensors),
             storage_reader=_reader(folder, index),
-            process_group=_group(),
+            process_group=_free_group(),
             no_dist=world_size() == 1,
         )
 

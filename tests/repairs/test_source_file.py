@@ -75,6 +75,24 @@ def test_a_name_that_is_assigned_on_the_same_line_is_not_followed(tmp_path: Path
     assert after(file) == ["    y = torch.nn.functional.logsigmoid(z.float())"]
 
 
+@each(
+    ("text", "line", "follows"),
+    [
+        ("p = torch.sigmoid(x)\ny = torch.log(p)\n", 2, True),
+        ("for x in d:\n    p = torch.sigmoid(x)\n    y = torch.log(p)\n", 3, True),
+        ("def f():\n    p = 1\np = torch.sigmoid(x)\ny = torch.log(p)\n", 4, True),
+        ("def f():\n    global p\n    p = 1\np = torch.sigmoid(x)\ny = torch.log(p)\n", 5, False),
+        ("p = torch.sigmoid(x)\nx = 1\ny = torch.log(p)\n", 3, False),
+        ("p = torch.sigmoid(x)\nfor i in d:\n    y = torch.log(p)\n    x = i\n", 3, False),
+        ("p = torch.sigmoid(x)\nclass A:\n    def f(self):\n        y = torch.log(p)\n", 4, False),
+    ],
+)
+def test_names_of_a_module_are_followed_too(
+    tmp_path: Path, text: str, line: int, follows: bool
+) -> None:
+    assert patch_line(read(tmp_path, text), line) is follows
+
+
 def test_nothing_is_taken_out_of_a_lambda(tmp_path: Path) -> None:
     file = read(tmp_path, "def f():\n    g = lambda x: log(sigmoid(h(x)))\n")
     call = next(n for n in ast.walk(file.tree) if isinstance(n, ast.Call) and n.args[0].lineno)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 _DURATION = (
     "The checks after the script's own run usually take 2 to 10 times as long as it. Press Ctrl-C to "
-    "end them; the answer then has what is known."
+    "stop them and to see the results so far."
 )
 _NO_SCRIPT = "Name a Python script, or a module: halfguard why -m package.module."
 

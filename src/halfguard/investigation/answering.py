@@ -118,7 +118,7 @@ def answer_bad_number(
         scale=event.scale,
         culprit=_named_culprit(second),
         cause=_cause(second),
-        exact=_exact(second),
+        exact=_exact(second, in_fp32),
         reason=_reason(first, second),
         repeated=note or _repeated(second, event),
         in_fp32=in_fp32,
@@ -199,12 +199,14 @@ def _repeated(second: PassResult, event: Event) -> str:
     )
 
 
-def _exact(second: PassResult) -> str:
+def _exact(second: PassResult, in_fp32: InFP32) -> str:
     exact, culprit = second.exact, second.culprit
     if culprit is None or math.isnan(exact):
         return ""
     if math.isinf(exact):
-        return "On the same inputs, the result is not finite in FP64 either."
+        text = "On the same inputs, the result is not finite in FP64 either"
+        in_half = culprit.dtype in HALF_NAMES and in_fp32 == "fine"
+        return f"{text}: these inputs were computed in 16 bits." if in_half else f"{text}."
     return f"On the same inputs, the FP64 result is finite, with magnitudes up to {exact:.6g}."
 
 

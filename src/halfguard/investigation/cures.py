@@ -309,8 +309,7 @@ def _rewritten(result: TrialResult) -> Cure:
     return Cure(
         what="operation",
         sentence=(
-            f"{result.rewrite} This form computes the result without the overflowing intermediate "
-            "values."
+            f"{result.rewrite} This form has no intermediate values that overflow or underflow."
         ),
         trial=result.trial.name,
         patch=result.patch,

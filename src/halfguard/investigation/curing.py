@@ -74,8 +74,7 @@ class Reference:
         Both runs have the same batches, so that losses are compared in pairs. What FP32 gains is the way down
         from its highest quarter: a loss may rise at first.
         """
-        count = min(len(losses), len(self.losses))
-        part = count // 4
+        count, part = self._common(losses)
         if part < _FEWEST or self.judge(None) != "fine":
             return ""
         quarters = [self.losses[at : at + part] for at in range(0, 4 * part, part)]
@@ -91,6 +90,20 @@ class Reference:
         diverged = _DIVERGED * max(abs(highest), gained)
         limit = min(max(_MOST_LOST * gained, _noise(apart)), diverged)
         return text if gained > _noise(quarters[-1]) and lost > limit else ""
+
+    def compare(self, losses: Sequence[float]) -> str:
+        """Return the losses of both runs in the same backward passes; empty if there are too few."""
+        _, part = self._common(losses)
+        if part < _FEWEST or self.judge(None) != "fine":
+            return ""
+        now, full = (median(some[3 * part : 4 * part]) for some in (losses, self.losses))
+        where = f"backward passes {3 * part + 1} to {4 * part}"
+        return f"median loss of {where}: {now:.4g} (FP32: {full:.4g})"
+
+    def _common(self, losses: Sequence[float]) -> tuple[int, int]:
+        """Return how many losses both runs have, and a quarter of that."""
+        count = min(len(losses), len(self.losses))
+        return count, count // 4
 
 
 def _noise(values: Sequence[float]) -> float:
@@ -131,10 +144,13 @@ def is_worth_it(first: PassResult, event: Event) -> bool:
     return first.effort <= SOON_SECONDS and event.step < SOON_STEPS
 
 
-def prove(cures: Sequence[Cure], run: RunPatched, judge: Judge) -> Proven:
+def prove(
+    cures: Sequence[Cure], run: RunPatched, judge: Judge, compare: Callable[[], str] = str
+) -> Proven:
     """Return the first cure with which the script trains; else the best one that a trial has shown.
 
-    What a run of the patched script has refuted is not recommended.
+    What a run of the patched script has refuted is not recommended. ``compare`` returns how a good run
+    compares with FP32.
     """
     patches = dict.fromkeys(cure.patch for cure in cures if is_source_patch(cure.patch))
     trials, spent, refuted = list[ReplayTrial](), 0.0, set[str]()
@@ -149,7 +165,7 @@ def prove(cures: Sequence[Cure], run: RunPatched, judge: Judge) -> Proven:
         wrong = judge(result, cure)
         if not wrong:
             ended = "ended" if result.ended in ("finished", "exited") else "stopped"
-            note = f"{ended} after {result.steps} steps"
+            note = "; ".join(filter(None, [f"{ended} after {result.steps} steps", compare()]))
             trials.append(ReplayTrial(name=PROOF, good=True, loss=result.loss, note=note))
             shown = f"{cure.trial}; {PROOF}" if cure.trial else PROOF
             return Proven(cure.model_copy(update={"trial": shown}), tuple(trials))
@@ -238,7 +254,13 @@ def cure_bad_run(
     def judge(result: PassResult, cure: Cure) -> str:
         return failure(result, event) or _worse(one, reference, cure)
 
-    proven = prove(cures, lambda patch: _run_patched(one, patch, _LONGER * steps, seconds), judge)
+    def run(patch: str) -> PassResult | None:
+        return _run_patched(one, patch, _LONGER * steps, seconds)
+
+    def compare() -> str:
+        return reference.compare(one.losses("patched"))
+
+    proven = prove(cures, run, judge, compare)
     trials = (reference.trial(event), *proven.trials)
     trials = trials if reference.result.backward else proven.trials
     if proven.cure is not None and step != "unknown" and in_fp32 == "fails":
@@ -310,7 +332,10 @@ def cure_good_run(
         left = fault_left(result, cures[cure.patch][1], known)
         return left or _worse(one, reference, cure)
 
-    proven = prove([cure for cure, _ in cures.values()], run, judge)
+    def compare() -> str:
+        return reference.compare(one.losses("patched"))
+
+    proven = prove([cure for cure, _ in cures.values()], run, judge, compare)
     trials = (reference.trial(None), *proven.trials) if confirmed else proven.trials
     return confirmed, Proven(proven.cure, trials)
 

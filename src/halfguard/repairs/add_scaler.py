@@ -7,8 +7,15 @@ import builtins
 from dataclasses import dataclass
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.scalers import names_gradients, own_nodes, steps_around
-from halfguard.repairs.source_file import Place, SourceFile, all_calls, called_name, loops_around
+from halfguard.repairs.scalers import names_gradients, steps_around
+from halfguard.repairs.source_file import (
+    Place,
+    SourceFile,
+    all_calls,
+    called_name,
+    loops_around,
+    own_nodes,
+)
 
 
 @dataclass(frozen=True)

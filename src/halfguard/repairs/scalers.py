@@ -7,11 +7,9 @@ by other calls of it in the file. ``env.step(action)`` is neither.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from halfguard.repairs.source_file import Place, SourceFile, all_calls, called_name
+from halfguard.repairs.source_file import Place, SourceFile, all_calls, called_name, own_nodes
 
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 CLIPPINGS = ("clip_grad_norm_", "clip_grad_value_")
 _HARMLESS = ("zero_grad", "no_grad", "enable_grad", "set_grad_enabled", "requires_grad_")
 
@@ -90,14 +88,6 @@ def scaler_steps(file: SourceFile, scaler: str, scope: ast.AST) -> list[ast.Expr
         and node.value.args
     ]
     return sorted(found, key=lambda node: node.lineno)
-
-
-def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, or of a module, without those of functions and classes in it."""
-    for child in ast.iter_child_nodes(scope):
-        if not isinstance(child, _SCOPES):
-            yield child
-            yield from own_nodes(child)
 
 
 def _is_made_by(file: SourceFile, owner: str, word: str) -> bool:

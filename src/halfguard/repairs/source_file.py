@@ -1,8 +1,8 @@
 """Edits of a source file by its syntax tree: replaced expressions, inserted lines, and the patch of both.
 
 Names are followed to their assignment only if it is certain: one assignment before the line, in the same
-function, and nothing that the value uses is assigned in between. A value that calls something is computed
-once: it gets a name of its own on the line before.
+function or in the module, and nothing that the value uses is assigned in between. A value that calls
+something is computed once: it gets a name of its own on the line before.
 
 A compound statement owns its header, not its body. If two statements own a line (``a = f(x); b = g(a)``, or
 ``if x: y = f(x)``), a line alone does not tell which one is meant.
@@ -57,6 +57,17 @@ def assigned_target(statement: ast.stmt) -> ast.expr | None:
         target = statement.targets[0]
         return target if isinstance(target, ast.Name | ast.Attribute) else None
     return None
+
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, or of a module, without those of functions and classes in it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, _SCOPES):
+            yield child
+            yield from own_nodes(child)
 
 
 SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
@@ -235,15 +246,15 @@ class SourceFile:
         return all(self.statement_at(row) is statement for row in rows)
 
     def assigned(self, name: str, line: int) -> ast.expr | None:
-        """Return the value of a name on a line, if there is one assignment before it in the function."""
-        scope = self.function_at(line)
-        lines = [] if scope is None else _stores(name, scope)
-        if scope is None or (line in lines and self.statement_at(line) is None):
+        """Return the value of a name on a line, if one assignment before it in the same scope is certain."""
+        scope = self.function_at(line) or self.tree
+        lines = _stores(name, scope)
+        if line in lines and self.statement_at(line) is None:
             return None
         stores = [row for row in lines if row < line]
         found = [
             node.value
-            for node in ast.walk(scope)
+            for node in own_nodes(scope)
             if isinstance(node, ast.Assign)
             and node.lineno < line
             and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
@@ -252,14 +263,17 @@ class SourceFile:
 
     def is_unchanged(self, value: ast.expr, line: int) -> bool:
         """Return whether the names of an expression have the same values on a later line."""
-        scope = self.function_at(line)
-        if scope is None or value.lineno == line:
-            return value.lineno == line
+        if value.lineno == line:
+            return True
+        scope = self.function_at(line) or self.tree
         used = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
         # From its own statement on: x = torch.sigmoid(x) is another x afterwards.
         statement = self.statement_at(value.lineno)
         begin = value.lineno if statement is None else statement.lineno
-        return not any(begin <= row < line for name in used for row in _stores(name, scope))
+        # In a loop that the value is not part of, a later line runs before this one comes again.
+        loops = (loop for loop in loops_around(scope, line) if loop.lineno > value.lineno)
+        end = max([line, *((loop.end_lineno or line) + 1 for loop in loops)])
+        return not any(begin <= row < end for name in used for row in _stores(name, scope))
 
     def hoist(self, value: ast.expr) -> str:
         """Give an expression a name on the line before its statement, and return the name."""
@@ -405,9 +419,14 @@ def _is_in_scope(value: ast.expr, statement: ast.stmt) -> bool:
 
 
 def _stores(name: str, scope: ast.AST) -> list[int]:
-    """Return the lines that assign a name."""
-    nodes = (n for n in ast.walk(scope) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    return [node.lineno for node in nodes if node.id == name]
+    """Return the lines that assign a name of a scope."""
+    shared = any(
+        isinstance(node, ast.Global | ast.Nonlocal) and name in node.names
+        for node in ast.walk(scope)
+    )
+    nodes = ast.walk(scope) if shared else own_nodes(scope)
+    names = (n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return [node.lineno for node in names if node.id == name]
 
 
 def unified_diff(file: str, before: str, after: str) -> str:

@@ -70,6 +70,38 @@ def train(wrapper: str, who: str, fault: str) -> dict[str, Any]:
     return found
 
 
+def change_a_loss_on_rank_1(heal: bool) -> tuple[list[str], float, list[Any]]:
+    """Train with an overflow in each step; from the third on, rank 1 changes its loss after the pass."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(12, 4))
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    guard = HostedGuard(model, optimizer, RETRY | ({"heal": {}} if heal else {}))
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).float().square().mean()
+
+    actions = []
+    for step in range(4):
+        with torch.autocast("cpu", torch.float16):
+            loss = guard.forward(loss_fn, torch.randn(8, 12) * 1e6)
+        if dist.get_rank() == 1 and step > 1:
+            loss = loss * 2
+        guard.scale(loss).backward()  # type: ignore[no-untyped-call]
+        actions.append(str(guard.apply(optimizer).action))
+        optimizer.zero_grad()
+    weights = [p.detach().tolist() for p in model.parameters()]
+    return actions, guard.scaler.get_scale(), weights
+
+
+@pytest.mark.parametrize("heal", [False, True])
+def test_a_loss_that_one_rank_alone_cannot_repeat_is_skipped_on_all(
+    heal: bool, ranks: Callable[[int], Ranks]
+) -> None:
+    first, second = ranks(2).run(change_a_loss_on_rank_1, heal)
+    assert first == second
+    assert first[0] == ["retry_fp32", "retry_fp32", "skip", "skip"]
+
+
 def weights(answers: list[dict[str, Any]]) -> list[Any]:
     return [answer["weights"] for answer in answers]
 

@@ -223,6 +223,51 @@ def test_an_expert_on_one_rank_overflows_for_all(ranks: Callable[[int], Ranks]) 
     assert all(torch.equal(shared[name], other_shared[name]) for name in shared)
 
 
+class LoneExpert(nn.Module):
+    """A shared layer and a table; rank 1 has an expert besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(FEATURES, 4)
+        self.register_buffer("table", torch.arange(4.0))
+        self.expert = nn.Linear(4, 4) if dist.get_rank() == 1 else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.shared(x) + self.table
+        return y if self.expert is None else y + self.expert(y.detach())
+
+
+def lone_expert(max_norm: float | None) -> Any:
+    torch.manual_seed(0)
+    net = LoneExpert()
+    if net.expert is not None:
+        ignored = [f"expert.{name}" for name, _ in net.expert.named_parameters()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ignored)
+    model = DistributedDataParallel(net)
+    config: dict[str, Any] = {"scale": {"init": 256.0}, "desync": {"every": 1}}
+    config["clip"] = None if max_norm is None else {"max_norm": max_norm}
+    guard = hg.Guard(model, optimizer_of(model, "sgd"), config)
+    seen = []
+    for step in range(4):
+        x, y = batch_of(step, 2, dist.get_rank())
+        bad = (dist.get_rank(), step) == (1, 2)
+        outcome = guard.step(loss_fn, (x * torch.nan if bad else x, y))
+        seen.append((str(outcome.action), outcome.grad_norm, outcome.culprits))
+    return seen, net.shared.weight.detach().clone()
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_a_rank_may_have_parameters_that_others_lack(
+    ranks: Callable[[int], Ranks], max_norm: float | None
+) -> None:
+    """All ranks send the same messages, although only one of them holds something alone."""
+    (seen, shared), (other, other_shared) = ranks(2).run(lone_expert, max_norm)
+    assert str(seen) == str(other)
+    assert [action for action, *_ in seen] == ["apply", "apply", "skip", "apply"]
+    assert "expert.weight" in seen[2][2]
+    assert torch.equal(shared, other_shared)
+
+
 def half_weights(steps: int, alone: bool = False) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)

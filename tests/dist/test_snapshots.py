@@ -171,7 +171,7 @@ def two_guards(folder: str, steps: int) -> list[int | None]:
     recoveries = [guard._recovery for guard in guards]
     for guard in guards:
         guard.close()
-    return [recovery and recovery._snapshots.good_step for recovery in recoveries]
+    return [None if one is None else one._snapshots.good_step for one in recoveries]
 
 
 def test_saves_of_two_guards_do_not_wait_for_each_other_forever(

@@ -13,17 +13,18 @@ was told to ignore, a pipeline stage. From this follow
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from halfguard.dist.collectives import rank, world_size
+from halfguard.dist.collectives import all_agree, rank, world_size
 from halfguard.dist.wrapping import is_dtensor
 
 if TYPE_CHECKING:
@@ -61,6 +62,20 @@ class Layout:
     def shares(self) -> list[float]:
         """The weight of this rank's part of each parameter in a sum over all ranks."""
         return [1 / holders.count for holders in self.holders]
+
+    def agreed(self, before: Layout | None, device: torch.device) -> Layout:
+        """Return this layout with what holds on every rank: one of them may have an expert that others lack.
+
+        Every rank must call this, unless the layout ``before`` shows that ranks add up their parts anyway:
+        then one of them may replace its own parameters alone.
+        """
+        if before is not None and not before.overflow_reaches_all:
+            return replace(self, overflow_reaches_all=False, replicated=False)
+        return replace(
+            self,
+            overflow_reaches_all=all_agree(self.overflow_reaches_all, device),
+            replicated=all_agree(self.replicated, device),
+        )
 
 
 def find_layout(model: nn.Module, parameters: Sequence[Tensor]) -> Layout:

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from halfguard.dist.collectives import (
+    all_agree,
     all_gather_numbers,
     all_gather_object,
     all_reduce_max,
@@ -160,7 +161,8 @@ class Replicas:
         self._parameters: dict[Holders, list[NamedTensor]] = {ALL: []}
         weights = chain(model.parameters(), *map(parameters_of, optimizers))
         self._changed_value = torch.tensor([_CHANGED], device=next(weights).device)
-        if world_size() > 1 and find_layout(model, list(model.parameters())).replicated:
+        replicated = find_layout(model, list(model.parameters())).replicated
+        if world_size() > 1 and all_agree(replicated, self._changed_value.device):
             self._buffers = list(buffers_to_compare(unwrap_model(model)))
         self._initial_sums = self._sums([buffer.unwritten for buffer in self._buffers])
 

@@ -49,6 +49,7 @@ class FaultReport:
     batch_fault: BatchFault | None = None
     batch_known: bool = False  # it was given to the guard, and checked
     changed_in_place: bool = False  # by a loss function, on any rank: the step cannot be repeated
+    repeatable: bool = True  # every rank knows how to compute its loss again
     divergence: Divergence | None = None
 
 
@@ -79,7 +80,8 @@ def investigate(
     fault = _batch_fault(batches) if cause is Cause.FORWARD_OVERFLOW else None
     finite = cause is Cause.GRADIENT_OVERFLOW or math.isfinite(batches.local_loss)
     known = all(micro.batch is not None for micro in batches.micro_batches)
-    mine = [finite, bad_weight is None, _FAULTS.index(fault), known, batches.changed_in_place]
+    mine = [finite, bad_weight is None, _FAULTS.index(fault), known]
+    mine += [batches.changed_in_place, batches.repeatable]
     per_rank = all_gather_numbers([float(answer) for answer in mine], device)
     if not all(weights_ok for _, weights_ok, *_ in per_rank):
         bad_weight = next(filter(None, all_gather_object(bad_weight)))
@@ -91,7 +93,8 @@ def investigate(
         bad_weight=bad_weight,
         batch_fault=next(filter(None, faults), None),
         batch_known=bool(bad) and all(per_rank[rank][3] for rank in bad),
-        changed_in_place=any(changed for *_, changed in per_rank),
+        changed_in_place=any(changed for *_, changed, _ in per_rank),
+        repeatable=all(repeatable for *_, repeatable in per_rank),
     )
 
 

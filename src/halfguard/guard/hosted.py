@@ -437,7 +437,7 @@ class HostedGuard(Guard):
         return self._micro_batch(lambda _, given: repeat(given), batch, about)
 
     def _config_to_decide(self, report: StepReport) -> GuardConfig:
-        if report.batches.repeatable:
+        if report.repeatable:
             return self.config
         retries = self.config.skip.on_nonfinite == "retry_fp32"
         if (retries or self.config.heal is not None) and self._first_time("not repeatable"):

@@ -147,6 +147,12 @@ class StepReport:
     state: Saved = ()  # as it was before the step
     holds_scale: bool = False  # the loss scale waits for the result of the retry
 
+    @property
+    def repeatable(self) -> bool:
+        """True if a step that overflowed can be repeated, on all ranks: they do it together."""
+        found = self.outcome.fault_report
+        return self.batches.repeatable and (found is None or found.repeatable)
+
     def row(
         self,
         decision: Decision,

@@ -213,7 +213,7 @@ class Healing:
         if decision.action is Action.HALT or self._stepper.config.precision == "fp32":
             return False
         found = report.outcome.fault_report
-        if not report.batches.repeatable or (found is not None and found.changed_in_place):
+        if not report.repeatable or (found is not None and found.changed_in_place):
             return False
         if decision.cause is Cause.FORWARD_OVERFLOW:
             return True

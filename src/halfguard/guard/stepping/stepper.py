@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from halfguard.dist.collectives import all_agree, run_on_all
-from halfguard.dist.layout import find_layout
+from halfguard.dist.layout import Layout, find_layout
 from halfguard.dist.wrapping import (
     GradientSync,
     disable_fsdp_mixed_precision,
@@ -105,6 +105,7 @@ class Stepper:
         self.further_models: list[nn.Module] = []  # that a loss reads besides: a frozen reference
         self._expected = config.accumulate  # backward passes per step
         self.replicas = Replicas(model, optimizers, self._scale)
+        self._layout: Layout | None = None
         self._parameter_ids: list[int] = []  # of all optimizers, in order
         self.refresh_parameters()
         self.keep_state()
@@ -634,7 +635,7 @@ class Stepper:
         # Master weights are updated, but the half parameters have the layout over ranks.
         own = dict(unwrap_model(self.model).named_parameters())
         held = [own.get(name, parameter) for name, parameter in updated]
-        layout = find_layout(self.model, held)
+        layout = self._layout = find_layout(self.model, held).agreed(self._layout, self.device)
         self.private = {  # held by this rank alone: experts, pipeline stages
             id(p)
             for p, who in zip(held, layout.holders, strict=True)

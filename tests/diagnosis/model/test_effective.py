@@ -236,6 +236,23 @@ def test_what_doctor_tells_is_what_training_does(case: str, tmp_path: Path) -> N
     assert bool(diagnosis.effective.why) == (asked != got)
 
 
+@pytest.mark.parametrize(
+    ("case", "severity"),
+    [("accelerate fp16", "note"), ("arguments fp16", "note"), ("lightning 16-mixed", "warning")],
+)
+def test_fp32_instead_of_fp16_on_a_cpu_is_a_note(case: str, severity: str, tmp_path: Path) -> None:
+    diagnosis = CASES[case][0](Truth(), tmp_path)[1]()
+    assert found(diagnosis, "HD101").severity == severity
+    assert diagnosis.ok == (severity == "note")
+
+
+def test_fp32_beside_a_scaler_is_a_warning() -> None:
+    accelerator = Accelerator(mixed_precision="fp16", cpu=True)
+    accelerator.scaler = torch.amp.GradScaler("cpu")
+    diagnosis = hg.doctor(Witness(Truth()), trainer=accelerator, loss=loss, batch=data())
+    assert found(diagnosis, "HD101").severity == "warning"
+
+
 @pytest.mark.parametrize("case", ["lightning 16-mixed", "accelerate fp16", "arguments fp16"])
 def test_the_cure_gives_what_it_says(case: str, tmp_path: Path) -> None:
     finding = found(CASES[case][0](Truth(), tmp_path)[1](), "HD101")

@@ -75,7 +75,8 @@ def check_hd101(setup: TrainingSetup) -> Iterator[Finding]:
     A framework that was asked for FP32 has its own autocast switched off. If one was on, with FP32 weights,
     the code of the model or of the loss has entered it itself: that is a request too, and reported as a note.
     So are half weights under such a framework, if their updates are not lost (HG402 reports those that are),
-    and a forward pass whose code switches autocast off around every matrix product.
+    a forward pass whose code switches autocast off around every matrix product, and FP32 on a CPU under a
+    framework that runs FP16 on accelerators only.
     """
     found = setup.effective
     if found is None or found.as_asked:
@@ -118,7 +119,23 @@ def _code_left_autocast(setup: TrainingSetup) -> bool:
     return bool(trained) and all(product.context.island for product in trained)
 
 
-_MEANT = (_code_entered_autocast, _weights_are_half, _code_left_autocast)
+def _framework_declines_fp16(setup: TrainingSetup) -> bool:
+    """Return whether a framework replaced FP16 by FP32 because this is a CPU: it has made no scaler either.
+
+    FP32 does no harm to the training, no setting of the framework gives FP16 here, and an accelerator runs it.
+    """
+    measured = setup.measured
+    if setup.framework == "plain" or setup.device_type != "cpu" or setup.scaler_enabled:
+        return False
+    return setup.asked == "fp16-mixed" and measured is not None and measured.name == "fp32"
+
+
+_MEANT = (
+    _code_entered_autocast,
+    _weights_are_half,
+    _code_left_autocast,
+    _framework_declines_fp16,
+)
 
 
 def check_hd110(setup: TrainingSetup) -> Iterator[Finding]:

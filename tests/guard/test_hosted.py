@@ -230,6 +230,86 @@ def test_several_optimizers_skip_where_one_would_retry(caplog: pytest.LogCapture
     assert caplog.text.count("not repeated in FP32 but skipped") == 1
 
 
+# -- optimizers that are created after the guard
+
+
+def step_of(two: Two, optimizer: torch.optim.Optimizer, index: int, x: torch.Tensor) -> None:
+    two.zero_grad()
+    two.guard.begin(x)
+    two.scaler.scale(two.losses(x)[index]).backward()
+    two.scaler.unscale_(optimizer)
+    two.scaler.step(optimizer)
+    two.scaler.update()
+
+
+def test_an_optimizer_of_other_parameters_is_adopted_beside_the_first() -> None:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    both, late = Two(), Two()
+    late.guard = HostedGuard(late.model, late.first, late.guard.config)
+    late.scaler.bind(late.guard)
+    for two in (both, late):
+        for batch in (x, x * torch.nan, x):
+            for index, optimizer in enumerate((two.first, two.second)):
+                step_of(two, optimizer, index, batch)
+    assert late.guard.optimizers == [late.first, late.second]
+    assert not differences(both.model.state_dict(), late.model.state_dict())
+    assert late.guard.summary() == both.guard.summary()
+
+
+def test_an_optimizer_of_the_same_parameters_replaces_the_first() -> None:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    two = Two()
+    for rate in (0.1, 0.01, 0.001):
+        two.first = SGD(two.model["first"].parameters(), lr=rate, momentum=0.9)
+        for batch in (x, x * torch.nan, x):
+            weight = two.model["first"].get_parameter("weight")
+            before = weight.detach().clone()
+            step_of(two, two.first, 0, batch)
+            changed = not torch.equal(before, weight)
+            assert two.guard.last.applied == changed == (batch is x)
+        assert two.guard.optimizers == [two.second, two.first]
+
+
+def test_an_adopted_optimizer_can_be_repeated_in_fp32() -> None:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    guard = HostedGuard(model, SGD(model.parameters(), lr=0.1), RETRY)
+    scaler, late = GuardScaler(guard), SGD(model.parameters(), lr=0.1)
+    for scale in (1.0, 1e6):
+        guard.begin(x * scale, repeat=lambda x: model(x).square().mean() * 1e-9)
+        with torch.autocast("cpu", torch.float16):
+            loss = model(x * scale).float().square().mean() * 1e-9
+        scaler.scale(loss).backward()
+        scaler.step(late)
+        late.zero_grad()
+    assert guard.last.action is Action.RETRY
+    assert guard.last.applied
+
+
+def test_parameters_outside_the_model_are_guarded_and_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    two, other = Two(), nn.Linear(4, 1)
+    optimizer = SGD(other.parameters(), lr=0.1)
+    before = other.weight.detach().clone()
+    for batch, applied in ((x * torch.nan, False), (x, True)):
+        optimizer.zero_grad()
+        two.guard.begin(batch)
+        two.scaler.scale(other(batch).square().mean()).backward()
+        two.scaler.step(optimizer)
+        assert two.guard.last.applied == applied == (not torch.equal(before, other.weight))
+    assert caplog.text.count("2 of its 2 parameters are not in the guard's model") == 1
+
+
+def test_with_snapshots_an_optimizer_is_not_adopted() -> None:
+    x = torch.randn(8, 4)
+    two = Two({"recovery": {}})
+    late = SGD(two.model["first"].parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="snapshots do not contain its state"):
+        step_of(two, late, 0, x)
+
+
 # -- what hosts do with a step
 
 

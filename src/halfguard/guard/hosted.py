@@ -43,6 +43,7 @@ from halfguard.guard.scheduler_and_ema import Scheduler
 from halfguard.guard.step_batches import MicroBatch, StepBatches, trainable_loss
 from halfguard.guard.stepping.forward_pass import FullPrecisionForward
 from halfguard.guard.stepping.outcome import StepOutcome
+from halfguard.guard.unsupported import raise_if_unsupported
 from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.precision.modes import autocast
 from halfguard.records import Action, Summary
@@ -180,7 +181,7 @@ class HostedGuard(Guard):
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Unscale and measure the gradients of an optimizer. The host can clip them afterwards."""
-        optimizer = self._own(optimizer)
+        optimizer = self._own(optimizer, adopts=True)
         if self.repeating or self._void:
             return
         self._observed.close()
@@ -205,7 +206,7 @@ class HostedGuard(Guard):
 
     def apply(self, optimizer: Optimizer) -> StepOutcome:
         """Apply the update, or else skip it, repeat it in FP32 or roll back. Return the outcome."""
-        optimizer = self._own(optimizer)
+        optimizer = self._own(optimizer, adopts=True)
         if self._void and self.last is not None:
             return self.last
         if id(optimizer) not in self._examined:
@@ -410,7 +411,7 @@ class HostedGuard(Guard):
         self._stepper.clear()  # what a failed pass left in them is of no use to the host
         self._forget_window()
 
-    def _own(self, optimizer: Optimizer) -> Optimizer:
+    def _own(self, optimizer: Optimizer, *, adopts: bool = False) -> Optimizer:
         """Return the optimizer of the guard that this is, or that this wraps."""
         inner: object = optimizer
         while inner is not None:
@@ -418,10 +419,45 @@ class HostedGuard(Guard):
                 if own is inner:
                     return own
             inner = getattr(inner, "optimizer", None)
+        if adopts and self._recovery is None and has_gradients(optimizer):
+            return self._adopt(optimizer)
+        why = "" if self._recovery is None else ", so snapshots do not contain its state"
         raise UsageError(
-            f"This {type(optimizer).__name__} was not passed to the guard.",
-            cure="Pass every optimizer that steps to the guard: HostedGuard(model, [first, second]).",
+            f"This {type(optimizer).__name__} was not passed to the guard{why}.",
+            cure="Pass every optimizer that steps to the guard: HostedGuard(model, [first, second]). If it "
+            "was created later, create a new guard, and call scaler.bind(guard).",
         )
+
+    def _adopt(self, optimizer: Optimizer) -> Optimizer:
+        """Guard an optimizer that was created after the guard; those with its parameters give way to it."""
+        raise_if_unsupported(self.model, [optimizer])
+        taken = set(map(id, parameters_of(optimizer)))
+        left = [one for one in self.optimizers if taken & set(map(id, parameters_of(one)))]
+        self.optimizers[:] = [one for one in self.optimizers if one not in left] + [optimizer]
+        self._forget_optimizers(list(map(id, left)))
+        foreign = self._stepper.count_foreign(optimizer)
+        if foreign and self._first_time("foreign parameters"):
+            logger.warning(
+                "This %s was created after the guard, and %d of its %d parameters are not in the guard's "
+                "model. Their gradients are checked, but the guard cannot restore the buffers of another "
+                "model after a skipped step or repeat its steps in FP32. To guard that model completely, "
+                "create a HostedGuard for it and call scaler.bind(guard).",
+                type(optimizer).__name__,
+                foreign,
+                len(taken),
+            )
+        return optimizer
+
+    def _forget_optimizers(self, left: Sequence[int]) -> None:
+        """Forget optimizers, by their ids, which other objects may have later."""
+        self._stepper.replace_optimizers(left)
+        for key in left:
+            for by_id in (self._outcomes, self._rates_at_skip, self._examined):
+                by_id.pop(key, None)
+        self._stepped_in_window.difference_update(left)
+        self._left.difference_update(left)
+        if self._kept is not None:
+            self._kept = [one for one in self._kept[0] if id(one) not in left], self._kept[1]
 
     # -- how a step differs from that of a plain loop
 

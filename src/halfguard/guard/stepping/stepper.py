@@ -617,6 +617,20 @@ class Stepper:
         """Return the lists of all groups; list.__iter__ does not let MasterWeights collect gradients."""
         return [group["params"] for o in self.optimizers for group in o.param_groups]
 
+    def replace_optimizers(self, left: Sequence[int]) -> None:
+        """Refresh names and layout for other optimizers; ``left`` are the ids of those that are gone."""
+        for key in left:
+            self._stepped.discard(key)
+            self.scaler._per_optimizer_states.pop(key, None)
+        self._parameter_ids = []
+        self.refresh_parameters()
+
+    def count_foreign(self, optimizer: Optimizer) -> int:
+        """Return the number of parameters that an optimizer updates outside the model."""
+        masters = optimizer.masters().values() if isinstance(optimizer, MasterWeights) else ()
+        own = set(map(id, chain(self.model.parameters(), masters)))
+        return sum(id(parameter) not in own for parameter in parameters_of(optimizer))
+
     def refresh_parameters(self) -> bool:
         """Refresh names and layout if the optimizers' parameters changed; return whether they did."""
         # By identity: a parameter may be replaced inside a group, as Gaussian splatting does.

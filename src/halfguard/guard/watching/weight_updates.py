@@ -151,8 +151,8 @@ class WeightUpdates:
     def __init__(
         self, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]
     ) -> None:
-        self._optimizers = [one for one in optimizers if _steps_half_weights(one)]
-        self._rates = {id(one): PlannedRates(one, schedulers) for one in self._optimizers}
+        self._optimizers, self._schedulers = optimizers, schedulers  # the guard may adopt optimizers
+        self._rates: dict[Optimizer, PlannedRates] = {}
         self._module_of = {
             id(p): without_wrappers(name).rpartition(".")[0] for name, p in model.named_parameters()
         }
@@ -162,7 +162,9 @@ class WeightUpdates:
         """Measure the optimizers that step inside the block; nothing is read."""
         measured = MeasuredUpdates()
         with ExitStack() as hooks:
-            for optimizer in self._optimizers:
+            for optimizer in filter(_steps_half_weights, self._optimizers):
+                if optimizer not in self._rates:
+                    self._rates[optimizer] = PlannedRates(optimizer, self._schedulers)
                 hook = optimizer.register_step_post_hook(lambda own, *_: measured.measure(own))
                 hooks.callback(hook.remove)
             yield measured
@@ -177,7 +179,7 @@ class WeightUpdates:
             margins = dict(zip(map(id, parameters), lost.margins(), strict=True))
             total = sum(p.numel() for p in parameters)
             for index, group in enumerate(optimizer.param_groups):
-                rates = self._rates[id(optimizer)].ahead(index, step, ahead)
+                rates = self._rates[optimizer].ahead(index, step, ahead)
                 for module, own in self._by_module(group["params"], margins).items():
                     merged = _merged([margins[id(p)] for p in own])
                     frozen = freezing_step(merged, rates)
@@ -186,7 +188,7 @@ class WeightUpdates:
                         LayerUpdates(module=module, lost=round(merged.share_lost, 4), frozen_at=at)
                     )
                     large = sum(p.numel() for p in own) >= LARGE * total
-                    peak = self._rates[id(optimizer)].peak(index)
+                    peak = self._rates[optimizer].peak(index)
                     if frozen is not None and large and _is_early(rates, frozen, peak, step):
                         early.add(module)
         return tuple(layers), frozenset(early)

@@ -122,7 +122,7 @@ def _code_left_autocast(setup: TrainingSetup) -> bool:
 def _framework_declines_fp16(setup: TrainingSetup) -> bool:
     """Return whether a framework replaced FP16 by FP32 because this is a CPU: it has made no scaler either.
 
-    FP32 does no harm to the training, no setting of the framework gives FP16 here, and an accelerator runs it.
+    FP32 does no harm to the training, no setting of the framework gives FP16 here, and an accelerator has it.
     """
     measured = setup.measured
     if setup.framework == "plain" or setup.device_type != "cpu" or setup.scaler_enabled:

@@ -354,3 +354,26 @@ def test_values_of_a_frozen_model_are_not_data(tmp_path: Path) -> None:
     answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
     assert answer.cure is not None
     assert PROOF in answer.cure.trial
+
+
+READS = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(5):
+    loss = model(torch.ones(4, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    metric = (loss.detach().half() + 300).square()
+    print(metric.item())
+"""
+
+
+def test_the_line_that_reads_nan_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(READS)
+    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    assert answer.event == "the script read NaN or Inf with item at train.py:13"
+    assert answer.culprit is not None
+    assert answer.culprit.line == 12

@@ -55,3 +55,10 @@ def test_fp32_decides_from_the_first_line_on() -> None:
     assert Reference(GOOD.model_copy(update={"event": EVENT}), []).judge(EVENT) == "fails"
     crashed = PassResult(ended="crashed", error="KeyError", steps=40, backward=40)
     assert Reference(crashed, []).judge(EVENT) == "unknown"
+
+
+def test_losses_are_shown_at_the_same_backward_passes() -> None:
+    longer = [*(loss * 2 for loss in FALLING), *[0.0] * 100]
+    text = Reference(GOOD, FALLING).compare(longer)
+    assert text == "median loss of backward passes 31 to 40: 0.05637 (FP32: 0.02819)"
+    assert not Reference(GOOD, FALLING).compare(FALLING[:6])

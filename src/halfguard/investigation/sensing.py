@@ -218,10 +218,13 @@ class Sensing:
     def on_looked(self, look: Look) -> None:
         if self._plan.patched:  # the patch may look, to leave out the batch
             return
+        place = user_place()
+        where = "" if place is None else f" at {place[0]}:{place[1]}"
+        how = f"the script read NaN or Inf with {look.how}{where}"
         if look.tensor.requires_grad:
-            self._found("loss", f"the script read NaN or Inf with {look.how}")
+            self._found("loss", how)
         elif self._looked is None and not self._overflowed:
-            self._looked = self._event("looked", f"the script read NaN or Inf with {look.how}")
+            self._looked = self._event("looked", how)
 
     def on_finished(self, error: str, ended: Ended) -> NoReturn:
         event = self._broken()

@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 import halfguard as hg
 from halfguard.dist.wrapping import unwrap_model
-from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.errors import HalfguardError
-from halfguard.trials.applied_islands import AppliedIslands
-from halfguard.trials.line_islands import LineIslands
+from halfguard.numerics.tensor_rows import local_tensor
 from halfguard.precision.islands import is_island
 from halfguard.records.plan import Island, PrecisionPlan
+from halfguard.trials.applied_islands import AppliedIslands
+from halfguard.trials.line_islands import LineIslands
 from tests.dist.jobs import everything
 
 Engine = Literal["ddp", "fsdp2"]
@@ -195,19 +195,25 @@ class Normed(nn.Module):
         return self.head(self.norm(self.first(x)))
 
 
-def alarm(on: int) -> Any:
+def alarm(engine: Engine, on: int, accumulate: int) -> Any:
     """Let one rank alone audit a loud batch; return its findings, the islands, and the weights."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = DistributedDataParallel(Normed())
-    guard = hg.Guard(model, optimizer(model), CONFIG)
+        model: nn.Module = Normed()
+    if engine == "ddp":
+        model = DistributedDataParallel(model)
+    else:
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.float16, torch.float32))
+    chosen = optimizer(model)
+    guard = hg.Guard(model, chosen, CONFIG | {"accumulate": accumulate})
     rank = dist.get_rank()
     found = 0
     for step in range(6):
         if step == 2:
             found = len(guard.audit(loss_fn, batch(2, 1 if rank == on else 0)).findings)
-        guard.step(loss_fn, batch(0, rank))
-    return found, islands(model), {n: p.detach().clone() for n, p in model.named_parameters()}
+        for micro in range(accumulate):
+            guard.step(loss_fn, batch(3 * micro, rank))
+    return found, islands(model), everything(model, chosen)
 
 
 def start_in(folder: str) -> str:

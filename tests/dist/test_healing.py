@@ -59,9 +59,13 @@ def test_half_weights_under_ddp_are_refused(ranks: Callable[[int], Ranks]) -> No
         assert "DDP" in error
 
 
-@pytest.mark.parametrize("on", [0, 1])
-def test_an_alarm_of_one_rank_heals_all(ranks: Callable[[int], Ranks], on: int) -> None:
-    answers = ranks(2).run(healing_jobs.alarm, on)
+@pytest.mark.parametrize(
+    ("engine", "on", "accumulate"), [("ddp", 0, 1), ("ddp", 1, 2), ("fsdp2", 1, 1), ("fsdp2", 0, 2)]
+)
+def test_an_alarm_of_one_rank_heals_all(
+    ranks: Callable[[int], Ranks], engine: healing_jobs.Engine, on: int, accumulate: int
+) -> None:
+    answers = ranks(2).run(healing_jobs.alarm, engine, on, accumulate)
     assert [bool(found) for found, _, _ in answers] == [rank == on for rank in (0, 1)]
     assert [islands for _, islands, _ in answers] == [["norm"], ["norm"]]
     assert_equal(answers[0][2], answers[1][2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ FAULTS = "tests.integrations.fsdp_faults"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Run]]:
-    """Return the runs of SFT on each rank; DPO and GRPO take the same way, and longer."""
+    """Return the runs of SFT on each rank."""
     return ranks_of("sft", tmp_path_factory.mktemp("ranks"))
 
 
@@ -49,6 +50,13 @@ def check(runs: list[dict[str, Run]]) -> None:
 
 def test_runs_under_fsdp2_are_the_trainers_own(runs: list[dict[str, Run]]) -> None:
     check(runs)
+
+
+@pytest.mark.skipif("RANKS" not in os.environ, reason="takes minutes: scripts/soak sharded_tests")
+@pytest.mark.parametrize("kind", ["dpo", "grpo"])
+def test_runs_of_dpo_and_grpo_are_the_trainers_own(kind: str, tmp_path: Path) -> None:
+    """They take the same way as SFT, and longer."""
+    check(ranks_of(kind, tmp_path))
 
 
 def test_a_run_that_was_killed_continues_as_if_it_had_not_been(

@@ -19,7 +19,8 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,14 @@ class Healing:
         """
         alarms, self._alarms = self._alarms, []
         tried_on = alarms[0][1] if alarms else batches
-        found = all_gather_object([producer for producer, _ in alarms])
-        for producer in chain.from_iterable(found):
+        passes = len(tried_on.micro_batches) if alarms else 0
+        everywhere = all_gather_object(([producer for producer, _ in alarms], passes))
+        # An audit has one micro-batch, a step may have more. FSDP2 gathers in each, so all run as many.
+        passes = max(count for _, count in everywhere)
+        tried_on = replace(
+            tried_on, micro_batches=list(islice(cycle(tried_on.micro_batches), passes))
+        )
+        for producer in chain.from_iterable(found for found, _ in everywhere):
             if self._memory.stopped:
                 return
             self._follow_alarm(producer, tried_on, index)

@@ -374,6 +374,6 @@ for _ in range(5):
 def test_the_line_that_reads_nan_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(READS)
     answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
-    assert answer.event == "the script read NaN or Inf with item at train.py:13"
+    assert answer.event == "the script read NaN or Inf with item at train.py:12"
     assert answer.culprit is not None
-    assert answer.culprit.line == 12
+    assert answer.culprit.line == 11

@@ -94,9 +94,11 @@ def test_a_safe_fix_cures(code: str) -> None:
 
 
 def test_an_unsafe_fix_waits_to_be_asked() -> None:
-    text = "import torch\nbf = torch.cuda.is_bf16_supported()\n"
+    text = (
+        "import torch\nscaler = torch.amp.GradScaler()\ntorch.autograd.set_detect_anomaly(True)\n"
+    )
     assert fix(text, "safe").applied == 0
-    assert b"including_emulation=False" in fix(text, "safe", "unsafe").data
+    assert b"set_detect_anomaly(True)" not in fix(text, "safe", "unsafe").data
 
 
 def test_a_missing_import_is_added_after_the_docstring() -> None:

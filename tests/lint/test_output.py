@@ -12,7 +12,12 @@ from halfguard.lint.run import FileResult
 from halfguard.records import Finding
 from tests.lint.helper import lint
 
-TEXT = "import torch\ns = 'é'; x = y.masked_fill(m, -1e9).softmax(0)\nbf = torch.cuda.is_bf16_supported()\n"
+TEXT = """\
+import torch
+s = 'é'; x = y.masked_fill(m, -1e9).softmax(0)
+scaler = torch.amp.GradScaler()
+torch.autograd.set_detect_anomaly(True)
+"""
 
 
 @pytest.fixture

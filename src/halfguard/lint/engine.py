@@ -26,6 +26,7 @@ from halfguard.lint.rule import ByteSearch, Rule
 from halfguard.lint.scaled import never_scales
 from halfguard.lint.settings import Settings
 from halfguard.lint.source import Source, UnreadableError
+from halfguard.lint.unused import never_runs
 
 UNREADABLE = "HG001"
 # The number of punctuation marks is a measure of parsing time. The largest file of torch and transformers,
@@ -125,7 +126,12 @@ def _run(
     with _no_garbage_collection():
         file = PythonFile(source, parse(source), path, project)
         try:
-            found = [(rule, match) for rule in rules for match in rule.check(file)]
+            found = [
+                (rule, match)
+                for rule in rules
+                for match in rule.check(file)
+                if not never_runs(file, match.span)
+            ]
             is_scaled = all(r.code[2] not in "23" for r, _ in found) or not never_scales(file)
             return [(r, m) for r, m in found if r.code[2] not in "23" or is_scaled]
         finally:

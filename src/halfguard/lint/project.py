@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from halfguard.lint.imports import Imports
 from halfguard.lint.requirements import WITH_NEW_NAMES, Version, read_torch
 from halfguard.lint.switches import Switches
 
@@ -55,16 +55,15 @@ _SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
             ),
         ),
     ),
-    "needs_ampere": ((b"import flash_attn", b""), (b"from flash_attn", b"")),
 }  # fmt: skip
+_BFLOAT16 = re.compile(rb"\bdtype[\"']?\s*[:=]\s*torch\.bfloat16")
+_FLOAT16 = re.compile(rb"(?<!b)float16|torch\.half\b")
 _RESUMES = re.compile(rb"opt\w*(?:\[[^\]\n]*\]|\.optimizer)?\.load_state_dict\(")
-_IMPORT = re.compile(
-    rb"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+\(?([\w, \t]*)|import[ \t]+([\w., \t]+))",
-    re.M,
-)
 # Packages that other projects copy into theirs.
-_COPIED = ("monai", "detectron2", "mmcv", "mmdet", "mmseg", "mmengine", "fairseq", "apex", "timm")
-_MAX_INDEX = 50  # imports of a package; one with more is the index of a library, and calls nothing
+_COPIED = (
+    "monai", "detectron2", "mmcv", "mmdet", "mmseg", "mmengine", "fairseq", "apex", "timm", "transformers",
+    "diffusers", "peft", "ultralytics",
+)  # fmt: skip
 _DEPTH = 2  # imports between a file that trains and one that it calls; packages do not count
 
 
@@ -76,10 +75,10 @@ class Project:
     root: str = ""  # its folder
     resumes: frozenset[str] = frozenset()  # modules that load the state of an optimizer
     casting_losses: bool = False  # loss functions cast their inputs themselves
-    needs_ampere: bool = False  # flash attention, which needs a GPU with native BF16
     pins: tuple[tuple[str, Version], ...] = ()  # folders, and the torch that they require
     has_new_names: bool = False  # every torch that is required has torch.amp.GradScaler
     called_in_half: frozenset[str] = frozenset()  # files that one which trains in float16 imports
+    imports: Imports = field(default_factory=lambda: Imports({}), compare=False, repr=False)
     switches: Switches = field(default_factory=Switches, compare=False, repr=False)
     copies: frozenset[str] = frozenset()  # folders with a library that the project does not package
 
@@ -87,9 +86,9 @@ class Project:
         """Return whether a file is one that trains in float16, or is imported by it."""
         return self.lone or os.path.abspath(path) in self.called_in_half  # noqa: PTH100
 
-    def may_be_on(self, switch: str) -> bool:
-        """Return whether something turns a switch of mixed precision on; an empty one stands for any."""
-        return self.lone or self.switches.is_on(switch)
+    def may_be_on(self, switch: str, path: str) -> bool:
+        """Return whether something turns a switch of a file on; an empty one stands for any of precision."""
+        return self.lone or self.switches.is_on(switch, Path(path).absolute())
 
     def requires_before(self, version: Version, path: str) -> bool:
         """Return whether the requirements nearest to a file, or else any other ones, name an older torch."""
@@ -155,13 +154,17 @@ def read_project(files: Iterable[tuple[Path, bytes]], root: Path = Path()) -> Pr
     loading = (p for p, d in sources.items() if b".load_state_dict(" in d and _RESUMES.search(d))
     resumes = frozenset(path.stem for path in loading)
     # Where a framework reads the precision from a file, all that trains is started by it.
-    half = [p for p, d in sources.items() if _trains(d) and (configured or _shows_half(d))]
-    called = frozenset(map(str, _reached(half, sources)))
+    half = [
+        p for p, d in sources.items()
+        if _trains(d) and (configured or _shows_half(d)) and not is_only_bfloat16(d)
+    ]  # fmt: skip
+    imports = Imports(contents)
+    called = frozenset(map(str, imports.reached(half, _DEPTH)))
     pins = tuple((folder, version) for folder, version, is_least in required if not is_least)
     new = bool(required) and all(version >= WITH_NEW_NAMES for _, version, _ in required)
     return Project(
-        lone=False, called_in_half=called, resumes=resumes, switches=Switches(contents), pins=pins,
-        has_new_names=new, root=str(root.absolute()),
+        lone=False, called_in_half=called, resumes=resumes, imports=imports,
+        switches=Switches(contents, imports), pins=pins, has_new_names=new, root=str(root.absolute()),
         copies=_copies(contents, root.absolute()), **dict.fromkeys(found - {"half"}, True),
     )  # fmt: skip
 
@@ -173,10 +176,31 @@ def _copies(contents: dict[Path, bytes], root: Path) -> frozenset[str]:
     """
     packages = {path.parent for path in contents if path.name in _PACKAGE}
     sources = {path: data for path, data in contents.items() if path.suffix == ".py"}
-    code = {path.parent for path in sources}
-    known = {f for f in code if f.name in _COPIED and f.parent in code and f.parent not in packages}
+    known = {p.parent for p in sources if p.parent.name in _COPIED}
+    known = {
+        folder for folder in known
+        if folder.parent / "__init__.py" not in sources
+        and not _is_own(folder, contents) and not _trains_with(folder, sources)
+    }  # fmt: skip
     inner = {folder for folder in packages if root in folder.parents}
     return frozenset(map(str, known | {f for f in inner if _is_imported(f, sources)}))
+
+
+def _is_own(folder: Path, contents: dict[Path, bytes]) -> bool:
+    """Return whether a project that is called like a folder packages it."""
+    name = re.compile(rb"\bname\s*=\s*[\"']?" + folder.name.encode() + rb"\b")
+    installing = [contents.get(above / file) for above in folder.parents for file in _PACKAGE]
+    return any(name.search(data) for data in installing if data)
+
+
+def _trains_with(folder: Path, sources: dict[Path, bytes]) -> bool:
+    """Return whether code outside of a folder trains with its library: ``YOLO(...).train(data=...)``."""
+    used = re.compile(rb"^[ \t]*(?:from|import)[ \t]+" + folder.name.encode() + rb"\b", re.M)
+    return any(
+        used.search(data) and re.search(rb"\.train\(\s*\w+=", data)
+        for path, data in sources.items()
+        if folder not in path.parents
+    )
 
 
 def _is_imported(folder: Path, sources: dict[Path, bytes]) -> bool:
@@ -192,6 +216,11 @@ def _is_imported(folder: Path, sources: dict[Path, bytes]) -> bool:
     return any(used.search(data) for path, data in sources.items() if path not in inside)
 
 
+def is_only_bfloat16(data: bytes) -> bool:
+    """Return whether a file names bfloat16 as a dtype, and never float16."""
+    return bool(_BFLOAT16.search(data)) and not _FLOAT16.search(data)
+
+
 def _shows_half(data: bytes) -> bool:
     return bool(read_facts(data, set(_SEARCHES) - {"half"}))
 
@@ -199,44 +228,6 @@ def _shows_half(data: bytes) -> bool:
 def _trains(data: bytes) -> bool:
     """Return whether a file has a training loop, or the optimizer of one."""
     return any(text in data for text in (b"optim", b".backward(", b"Trainer(", b"training_step"))
-
-
-def _reached(start: list[Path], sources: dict[Path, bytes]) -> set[Path]:
-    """Return files and those that they import, directly or through a few others."""
-    by_name: dict[str, list[Path]] = defaultdict(list)
-    for path in sources:
-        by_name[path.parent.name if path.stem == "__init__" else path.stem].append(path)
-    reached, waiting = set(start), [(path, 0) for path in start]
-    while waiting:
-        path, depth = waiting.pop(0)
-        imports = _IMPORT.findall(sources[path])
-        if path.stem == "__init__" and len(imports) > _MAX_INDEX:
-            continue
-        for dots, module, names, plain in imports:
-            packages = tuple(filter(None, module.decode().split(".")))
-            modules = [m.split()[0].split(".") for m in plain.decode().split(",") if m.strip()]
-            wanted = [*map(tuple, modules), *([packages] if packages else [])]
-            wanted += [(*packages, n.split()[0]) for n in names.decode().split(",") if n.strip()]
-            for want in wanted:
-                for other in by_name.get(want[-1], ()):
-                    further = depth + (other.stem != "__init__")
-                    if other in reached or further > _DEPTH:
-                        continue
-                    if _is_at(other, want[:-1], path if dots else None):
-                        reached.add(other)
-                        # Packages do not count: what they import comes before what is one file further.
-                        waiting.insert(0 if further == depth else len(waiting), (other, further))
-    return reached
-
-
-def _is_at(path: Path, parents: tuple[str, ...], near: Path | None) -> bool:
-    """Return whether a module lies below packages of these names; a relative import is near its file."""
-    folder = path.parent.parent if path.stem == "__init__" else path.parent
-    if near is not None and os.path.commonpath((folder, near.parent)) not in {
-        str(folder), str(near.parent), str(near.parent.parent), str(near.parent.parent.parent)
-    }:  # fmt: skip
-        return False
-    return not parents or folder.parts[-len(parents) :] == parents
 
 
 def is_about_setup(path: str) -> bool:

@@ -24,6 +24,11 @@ _FIRST_YEAR = 17
 _LEAST = re.compile(
     rb"[\d.x]*[*`\])]*[ \t]*(?:\+(?!cu)|(?:or|and|\()?[ \t]*(?:later|higher|above|newer|greater|up\b))"
 )
+# Other requirements that decide it: a channel of conda, a Lightning that knows no torch after 2.0.
+_OTHERS: tuple[tuple[bytes, Version], ...] = (
+    (rb"pytorch-lts", (1, 8)),
+    (rb"lightning[\"' \t]*[=~<^][\"' \t=^~]*1\.\d", (2, 0)),
+)
 _PROSE = re.compile(r"readme|install", re.IGNORECASE)
 
 
@@ -33,6 +38,7 @@ def read_torch(data: bytes, name: str = "README") -> Iterator[tuple[Version, boo
     Where people describe how a project is set up, a version is the one it was made for, however it is said.
     """
     is_prose = bool(_PROSE.match(name))
+    yield from ((version, False) for other, version in _OTHERS if re.search(other, data))
     for found in _TORCH.finditer(data):
         library, sign, includes = found.group(1, 2, 5)
         major, minor, below, below_minor = (int(n or 0) for n in found.group(3, 4, 6, 7))

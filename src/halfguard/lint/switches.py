@@ -10,10 +10,13 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from halfguard.lint.imports import Imports
+
 _SWITCH = re.compile(
     r"(?i)(?<![a-z])amp(?![a-z])|fp_?16|float16|half|mixed|precision|(use|enable)_\w*scaler"
 )
 _SETTINGS = re.compile(r"[\w.-]*\.(json|ya?ml)|(config|settings|options|hparams|defaults)\.py")
+_SHELL = (".sh", ".slurm", ".sbatch", ".bat")  # an option may be in a variable
 _MAX_SETTINGS = 50_000  # bytes; a larger file is data
 _HALF = rb"[\"']?(?:true|1\b|on\b|yes\b|fp16|float16|16\b|o[12]\b)"
 _ANY = rb"[\w-]*(?:(?<![a-z])amp(?![a-z])|fp_?16|mixed[_-]precision)[\w-]*"
@@ -24,31 +27,60 @@ class Switches:
     """The files of a project, in which a switch may be turned on."""
 
     contents: dict[Path, bytes] = field(default_factory=dict)
-    _known: dict[str, bool] = field(default_factory=dict)
+    imports: Imports = field(default_factory=lambda: Imports({}))
+    _known: dict[tuple[str, Path], bool] = field(default_factory=dict)
 
-    def is_on(self, name: str) -> bool:
-        """Return whether anything turns a switch on; an empty name stands for any switch."""
-        if name not in self._known:
-            self._known[name] = self._search(name)
-        return self._known[name]
+    def is_on(self, name: str, path: Path) -> bool:
+        """Return whether anything turns a switch of a file on; an empty name stands for any of precision."""
+        if (name, path) not in self._known:
+            self._known[name, path] = self._search(name, path)
+        return self._known[name, path]
 
-    def _search(self, name: str) -> bool:
-        word = re.escape(name).replace("_", "[_-]").encode() if name else _ANY
+    def _search(self, name: str, path: Path) -> bool:
+        word = _word(name) if name else _ANY
         turned_on = re.compile(
-            rb"(?i)(?<![\"'\w-])--" + word + rb"\b(?![=\s]+(?:false|0|no)\b)"
+            rb"(?i)(?<![\"'`\w-])--" + word + rb"\b(?![=\s]+(?:false|0|no)\b)"
             rb"|(?<![\w-])" + word + rb"[\"'\]]*(?:\s*:\s*\w+)?(?:[\s:=,]+true|\s*[:=]\s*" + _HALF + rb")"
             rb"|--" + word + rb"[\"'][^()]{0,300}default\s*=\s*" + _HALF
+            + rb"|(?<![\w-])" + word + rb"\s*=\s*not\b"  # args.amp = not args.no_amp
             + rb"|[\"']-\w+[\"'],\s*[\"']--" + word + rb"[\"']"  # a command may give the short one
         )  # fmt: skip
         off = re.compile(rb"(?i)(?<![\w-])" + word + rb"[\"']?(?:\s*:\s*bool)?\s*[:=]\s*false\b")
-        files = [(path, d) for path, d in self.contents.items() if not name or _holds(d, name)]
+        files = [(p, d) for p, d in self.contents.items() if not name or _holds(d, name)]
         # Where files of settings have a switch, the code does not decide.
-        is_set = any(
-            path.suffix != ".py" and _is_settings(path, d) and off.search(d) for path, d in files
-        )
-        return any(
-            turned_on.search(d) for path, d in files if not (is_set and path.suffix == ".py")
-        )
+        is_set = any(p.suffix != ".py" and _is_settings(p, d) and off.search(d) for p, d in files)
+        users = self.imports.users(path) if self.imports.is_connected(path) else set()
+        near = self.imports.reached(users) if users else self.imports.sources
+        for file, data in files:
+            if file.suffix == ".py":
+                if file in near and not is_set and turned_on.search(data):
+                    return True
+            elif any(self._is_for(users, file, found) for found in turned_on.finditer(data)):
+                return True
+        return False
+
+    def _is_for(self, users: set[Path], file: Path, found: re.Match[bytes]) -> bool:
+        """Return whether a setting, or an option of a command, is for a program that uses a file."""
+        if not users:
+            return True
+        if not found[0].startswith(b"--"):
+            return any(self._scope(file) in user.parents for user in users)
+        # In a text the option belongs to the last script that its paragraph names.
+        paragraph = found.string[: found.start()].rpartition(b"\n\n")[2]
+        given = self.imports.scripts(found.string if file.suffix in _SHELL else paragraph)
+        scripts = set().union(*given) if file.suffix in _SHELL else given[-1] if given else set()
+        return not scripts or not users.isdisjoint(scripts)
+
+    def _scope(self, settings: Path) -> Path:
+        """Return the folder of the code that settings are for: around their own, if code lies there too."""
+        code = self.imports.folders
+        if settings.parent in code:
+            return settings.parent.parent
+        return next((f for f in settings.parents if f in code), Path(settings.anchor))
+
+
+def _word(name: str) -> bytes:
+    return re.escape(name).replace("_", "[_-]").encode()
 
 
 def is_switch(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Deprecated names, and a proof of BF16 that is none."""
+"""Deprecated names, and files that cannot be read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.expressions import argument, has_keyword, name_of, name_parts, string
+from halfguard.lint.expressions import argument, name_parts, string
 from halfguard.lint.match import Fix, FixKind, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.requirements import DEPRECATING, WITH_AMP
 from halfguard.lint.rule import rule
-from halfguard.repairs.settings import set_keyword
 
 _VERSION = re.compile(
     r"(?i:\bversion|_version|hasattr)|GREATER|is_torch_(?:version|greater|\w*\d)|TORCH_(?!AMP)|torch_\d"
@@ -89,32 +88,3 @@ def check_apex(file: PythonFile) -> Iterator[Match]:
         is_off = string(argument(call, -1, "opt_level")) == "O0"
         if file.full_name(call.func) == "apex.amp.initialize" and not is_off:
             yield match_at(call, "apex.amp is no longer developed.")
-
-
-@rule("HG406", "is_bf16_supported")
-def check_bf16_proof(file: PythonFile) -> Iterator[Match]:
-    """Find calls that count emulation, where BF16 is chosen by them."""
-    for call in () if file.project.needs_ampere else file.calls("is_bf16_supported"):
-        if not file.full_name(call.func).startswith("torch.cuda") or not _chooses(file, call):
-            continue
-        if not call.args and not has_keyword(call, "including_emulation"):
-            fix = file.fix("unsafe", set_keyword, call, "including_emulation", "False")
-            message = "This call counts emulation, so it returns True on GPUs without BF16."
-            yield match_at(call, message, fix)
-
-
-def _chooses(file: PythonFile, call: ast.Call) -> bool:
-    """Return whether BF16 is used because of the answer, and it is not only printed, logged or negated."""
-    for parent in file.ancestors(call):
-        if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
-            return False  # where it is right to count emulation
-        if isinstance(parent, ast.IfExp):
-            return "bf" in ast.unparse(parent.body).lower()
-        if isinstance(parent, ast.If):
-            chosen = (s for s in parent.body if isinstance(s, ast.Assign | ast.Return))
-            return any("bf" in ast.unparse(s).lower() for s in chosen)
-        if isinstance(parent, ast.Assign):
-            return any(re.search("bf|dtype", name_of(t), re.I) for t in parent.targets)
-        if isinstance(parent, ast.stmt):
-            return isinstance(parent, ast.Return)
-    return False

@@ -34,6 +34,8 @@ def check_clipping(file: PythonFile) -> Iterator[Match]:
     for step in file.steps:
         is_mended = False
         for clip in step.find("clip"):
+            if "master_params" in file.text(clip.node):
+                continue  # of apex, which has unscaled them
             later = step.events[step.events.index(clip) :]
             steps = [e for e in later if e.kind == "scaler_step" and not e.excludes(clip)]
             if (
@@ -85,6 +87,8 @@ def check_unscaling(file: PythonFile) -> Iterator[Match]:
     for step in file.steps:
         steps = step.find("scaler_step")
         for unscale in step.find("unscale"):
+            if any(map(is_schedule_check, unscale.tests)):
+                continue  # once per step, in whatever micro-batch
             mine = [
                 s for s in steps if s.optimizer == unscale.optimizer and not s.excludes(unscale)
             ]

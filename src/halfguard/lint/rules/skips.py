@@ -55,6 +55,8 @@ def _tests_around(file: PythonFile, node: ast.AST) -> Iterator[ast.expr]:
     child = node
     for parent in file.ancestors(node):
         if isinstance(parent, ast.If):
+            if any(isinstance(n, ast.Raise) for n in ast.walk(parent)):
+                return  # the run ends
             text = ast.unparse(parent.test)
             is_good = "finite" in text and not text.startswith("not ")
             if (child in parent.body) != is_good:

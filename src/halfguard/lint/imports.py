@@ -1,0 +1,158 @@
+"""Which files of a project import which others, and what they use of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+\(?([\w, \t]*)|import[ \t]+([\w., \t]+))",
+    re.M,
+)
+_FROM = re.compile(rb"\bfrom[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)")
+_SCRIPT = re.compile(rb"([\w./-]+)\.py\b|-m[ \t]+([\w.]+)")
+_MAX_INDEX = 50  # imports of a package; one with more is the index of a library, and calls nothing
+
+
+class Imports:
+    """The imports of all files of a project, read when they are asked for."""
+
+    def __init__(self, contents: dict[Path, bytes]) -> None:
+        self._contents = contents
+        self._imported: dict[Path, set[Path]] = {}
+        self._users: dict[Path, set[Path]] = {}
+
+    @cached_property
+    def sources(self) -> dict[Path, bytes]:
+        """The Python files."""
+        return {path: data for path, data in self._contents.items() if path.suffix == ".py"}
+
+    @cached_property
+    def folders(self) -> set[Path]:
+        """The folders with Python files."""
+        return {path.parent for path in self.sources}
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = defaultdict(list)
+        for path in self.sources:
+            found[path.parent.name if path.stem == "__init__" else path.stem].append(path)
+        return found
+
+    def imported(self, path: Path) -> set[Path]:
+        """Return the files that one imports."""
+        if path not in self._imported:
+            self._imported[path] = set(self._read(path))
+        return self._imported[path]
+
+    def _read(self, path: Path) -> Iterable[Path]:
+        imports = _IMPORT.findall(self.sources[path])
+        if path.stem == "__init__" and len(imports) > _MAX_INDEX:
+            return
+        for dots, module, names, plain in imports:
+            packages = tuple(filter(None, module.decode().split(".")))
+            modules = [m.split()[0].split(".") for m in plain.decode().split(",") if m.strip()]
+            wanted = [*map(tuple, modules), *([packages] if packages else [])]
+            wanted += [(*packages, n.split()[0]) for n in names.decode().split(",") if n.strip()]
+            for want in wanted:
+                named = self._by_name.get(want[-1], ())
+                found = [p for p in named if _is_at(p, want[:-1], path if dots else None)]
+                beside = path.parent.joinpath(
+                    *want[:-1]
+                )  # a script finds what lies beside it first
+                yield from [p for p in found if p.parent == beside] or found
+
+    def reached(self, start: Iterable[Path], depth: int | None = None) -> set[Path]:
+        """Return files and those that they import, directly or through others; packages do not count."""
+        reached, waiting = set(start), [(path, 0) for path in start]
+        while waiting:
+            path, steps = waiting.pop(0)
+            for other in self.imported(path) - reached:
+                further = steps + (other.stem != "__init__")
+                if depth is None or further <= depth:
+                    reached.add(other)
+                    # What a package imports comes before what is one file further.
+                    waiting.insert(0 if further == steps else len(waiting), (other, further))
+        return reached
+
+    @cached_property
+    def _importers(self) -> dict[Path, set[Path]]:
+        found: dict[Path, set[Path]] = defaultdict(set)
+        for path in self.sources:
+            for other in self.imported(path):
+                found[other].add(path)
+        return found
+
+    def users(self, path: Path) -> set[Path]:
+        """Return a file and those that import it, directly or through others."""
+        if path not in self._users:
+            users, waiting = {path}, [path]
+            while waiting:
+                more = self._importers[waiting.pop()] - users
+                users |= more
+                waiting += more
+            self._users[path] = users
+        return self._users[path]
+
+    def is_connected(self, path: Path) -> bool:
+        """Return whether a file is a program, or another one imports it; else nobody knows how it is run."""
+        return len(self.users(path)) > 1 or b"__main__" in self.sources.get(path, b"")
+
+    def scripts(self, text: bytes) -> list[set[Path]]:
+        """Return the files of the project that commands in a text run, one set for each command."""
+        found: list[set[Path]] = []
+        for file, module in _SCRIPT.findall(text):
+            parts = file.split(b"/") if file else module.split(b".")
+            given = tuple(p.decode() for p in parts if p.strip(b"."))
+            named = self._by_name.get(given[-1], ()) if given else ()
+            exact = {p for p in named if p.parts[-len(given) : -1] == given[:-1]}
+            found.append(exact or set(named))
+        return [one for one in found if one]
+
+    def is_used(self, path: Path, name: str) -> bool:
+        """Return whether another file may use a name that one defines; a strange file is not known."""
+        if path not in self.sources:
+            return True
+        word = re.compile(rb"\b" + name.encode() + rb"\b")
+        own = re.compile(rb"^(?:class|def) " + name.encode() + rb"\b", re.M)
+        chosen = re.compile(
+            rb"getattr\(\s*[\w.]*"
+            + path.stem.encode()
+            + rb"\b|"
+            + path.stem.encode()
+            + rb"\.__dict__"
+        )
+        for other, data in self._contents.items():
+            if other == path:
+                continue
+            if other.suffix == ".py" and path.stem.encode() in data and chosen.search(data):
+                return True
+            if name.encode() not in data or not word.search(data):
+                continue
+            if other.suffix != ".py":
+                return True
+            imports = [module for module, names in _FROM.findall(data) if word.search(names)]
+            if any(_is_module(path, module.decode()) for module in imports):
+                return True
+            if not imports and not own.search(data):
+                return True
+        return False
+
+
+def _is_module(path: Path, name: str) -> bool:
+    """Return whether a dotted name may be that of a file, or of a package around it."""
+    return set(name.strip(".").split(".")) - {""} <= {*path.parent.parts, path.stem}
+
+
+def _is_at(path: Path, parents: tuple[str, ...], near: Path | None) -> bool:
+    """Return whether a module lies below packages of these names; a relative import is near its file."""
+    folder = path.parent.parent if path.stem == "__init__" else path.parent
+    if near is not None and os.path.commonpath((folder, near.parent)) not in {
+        str(folder), str(near.parent), str(near.parent.parent), str(near.parent.parent.parent)
+    }:  # fmt: skip
+        return False
+    return not parents or folder.parts[-len(parents) :] == parents

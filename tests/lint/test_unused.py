@@ -110,3 +110,5 @@ def test_a_copied_library_is_silent_unless_the_project_trains_with_it(
     text = SCALER + "Scaler()\n"
     whole = project(tmp_path, ultralytics__engine_dot_py=text, **files)
     assert codes(text, whole, str(tmp_path / "ultralytics/engine.py")) == wanted
+    inside = tmp_path / "ultralytics"  # its own root
+    assert codes(text, project(inside), str(inside / "engine.py")) == ["HG405"]

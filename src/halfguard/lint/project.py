@@ -176,7 +176,7 @@ def _copies(contents: dict[Path, bytes], root: Path) -> frozenset[str]:
     """
     packages = {path.parent for path in contents if path.name in _PACKAGE}
     sources = {path: data for path, data in contents.items() if path.suffix == ".py"}
-    known = {p.parent for p in sources if p.parent.name in _COPIED}
+    known = {p.parent for p in sources if p.parent.name in _COPIED and root in p.parent.parents}
     known = {
         folder for folder in known
         if folder.parent / "__init__.py" not in sources
@@ -197,7 +197,7 @@ def _trains_with(folder: Path, sources: dict[Path, bytes]) -> bool:
     """Return whether code outside of a folder trains with its library: ``YOLO(...).train(data=...)``."""
     used = re.compile(rb"^[ \t]*(?:from|import)[ \t]+" + folder.name.encode() + rb"\b", re.M)
     return any(
-        used.search(data) and re.search(rb"\.train\(\s*\w+=", data)
+        used.search(data) and re.search(rb"\.train\([^)]*\bdata=", data)
         for path, data in sources.items()
         if folder not in path.parents
     )

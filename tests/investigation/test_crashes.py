@@ -9,6 +9,7 @@ import pytest
 
 from halfguard.investigation.misuse import Crash, crash_place
 from halfguard.investigation.passes import Made
+from halfguard.records.script_answer import ScriptAnswer
 from halfguard.repairs.applying import apply_patch
 from halfguard.report.markdown import to_markdown
 from halfguard.report.script_answer import script_answer_page
@@ -36,6 +37,54 @@ def crash(error: str, **made: tuple[str, int]) -> Crash:
 )  # fmt: skip
 def test_a_known_error_is_explained(error: str, told: str) -> None:
     assert told in crash(error).advice
+
+
+NO_GRADIENTS = "AssertionError: No inf checks were recorded for this optimizer."
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("    loss = torch.tensor(value, requires_grad=True)", True),
+        ("    loss = mean.detach().requires_grad_()", True),
+        ("    loss.requires_grad = True", True),
+        ("    loss = sum(losses)", False),
+    ],
+)
+def test_a_loss_without_a_graph_is_named(tmp_path: Path, line: str, named: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"for batch in data:\n{line}\n    scaler.scale(loss).backward()\n", "utf-8")
+    made = Made(leaf_loss=True, scaling=(str(script), 3), optimizer=(str(script), 1))
+    found = Crash(NO_GRADIENTS, (str(script), 3), made)
+    assert found.code == "HD107"
+    assert (f"made at {script}:2" in found.advice) == named
+    connected = Crash(NO_GRADIENTS, (str(script), 3), made.model_copy(update={"leaf_loss": False}))
+    assert connected.code == "HD106"
+
+
+REBUILT = """
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+for _ in range(3):
+    with torch.autocast("cpu", dtype=torch.float16):
+        value = model(torch.ones(2, 4)).float().mean()
+    loss = torch.zeros((), requires_grad=True)
+    loss.data += value.item()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_run_with_a_loss_without_a_graph(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REBUILT.lstrip(), "utf-8")
+    done = why("--json", "train.py", cwd=tmp_path)
+    answer = ScriptAnswer.from_json(done.stdout)
+    assert answer.code == "HD107"
+    assert "train.py:9:" in answer.advice
 
 
 @pytest.mark.parametrize(

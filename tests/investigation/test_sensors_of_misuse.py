@@ -99,6 +99,14 @@ HEALTHY = {
         "opt.zero_grad()\nloss = loss_of()\nfactor = scaler.scale(0 * loss + 1).detach()\n"
         "loss.backward(factor)\n" + STEP
     ),
+    "a scale that is read once": (
+        "if not step:\n    scaler.scale(torch.ones(()))\n    factor = scaler.get_scale()\n"
+        "opt.zero_grad()\n(factor * loss_of()).backward()\n" + STEP
+    ),
+    "a scaled number that is kept": (
+        "if not step:\n    factor = scaler.scale(torch.ones(()))\n"
+        "opt.zero_grad()\n(factor * loss_of()).backward()\n" + STEP
+    ),
     "a second optimizer that divides its gradients itself": (
         TWO + "scaler.step(first)\n"
         "for p in model[2].parameters():\n    p.grad /= 1024\nlast.step()\nscaler.update()\n"
@@ -129,6 +137,11 @@ WRONG = {
     "a plain loss before unscaling": (
         "opt.zero_grad()\nscaler.scale(loss_of()).backward()\nloss_of().backward()\n"
         "scaler.unscale_(opt)\n" + STEP,
+        "not scaled",
+    ),
+    "a scaler that is given no loss": (
+        "if not step:\n    scaler.scale(torch.ones(()))\nopt.zero_grad()\nloss_of().backward()\n"
+        + STEP,
         "not scaled",
     ),
     "an error that leaves out the step": (

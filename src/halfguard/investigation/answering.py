@@ -31,16 +31,19 @@ from halfguard.records.script_answer import InFP32, ScriptAnswer
 
 _BEFORE = ("raw step", "second step", "half moments")  # what was wrong before a number was bad
 _OF_ZEROS = ("HG207", "HG609")  # causes of gradients that are all 0
+_NOTHING = Made()
 _CULPRITS = {"input": "HG612", "parameter": "HG613", "buffer": "HG613"}
 
 
-def name_failure(answer: ScriptAnswer, misused: Sequence[Misused], reason: str = "") -> str:
+def name_failure(
+    answer: ScriptAnswer, misused: Sequence[Misused], reason: str = "", made: Made = _NOTHING
+) -> str:
     """Return the code: of the recommended fix, of the reason, or of what was seen; empty if all is well."""
     if answer.cure is not None and answer.cure.code:
         return answer.cure.code
     if answer.outcome == "non-finite value" and answer.culprit is not None:
         return reason or _code_of_culprit(answer.culprit, answer.in_fp32)
-    known = [Crash(answer.error, None, Made()).code, *(one.code for one in misused)]
+    known = [Crash(answer.error, None, made).code, *(one.code for one in misused)]
     if any(one.fault == "overflow" and one.use != "none" for one in answer.swallowed):
         known.append("HG609")
     return next(filter(None, known), "")

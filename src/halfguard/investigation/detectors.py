@@ -291,7 +291,8 @@ class WrongGradients(Detector):
         """Compare the scaler with those of the gradients that it is about to divide; later ones are not."""
         one = self._followed.get(getattr(optimizer, "optimizer", optimizer), _Followed())
         one.unscaled = True
-        if not scaler.is_enabled() or not self.bus.scaled_losses.has_scaled(scaler):
+        losses = self.bus.scaled_losses
+        if not scaler.is_enabled() or (losses.may_scale_by_hand and not losses.has_scaled(scaler)):
             return
         state = scaler._per_optimizer_states.get(id(optimizer), {})
         is_ready = state.get("stage", OptState.READY) is OptState.READY

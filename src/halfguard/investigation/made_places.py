@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.formats import dtype_name
 from halfguard.investigation.advice import describe_place
+from halfguard.investigation.bus import BackwardCall
 from halfguard.investigation.passes import Made, Misused, PassPlan, Place, SubmodulePlace
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.step.parameters import parameters_of
@@ -219,6 +220,9 @@ class MadePlaces:
 
     def on_scaler_made(self, scaler: Any, _device: str) -> None:
         self._note("scaler", self.place(without=scaler))
+
+    def on_backward(self, call: BackwardCall) -> None:
+        self._known["leaf_loss"] = bool(call.losses) and call.losses[0].grad_fn is None
 
     def on_scaled(self, _scaler: Any) -> None:
         self._note("scaling", self.place())

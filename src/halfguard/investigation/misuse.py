@@ -6,12 +6,14 @@ nothing, and is told by the detectors.
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
+from typing import TypeGuard
 
 from halfguard.autocast_ops import MIXED_WRITE
 from halfguard.investigation.advice import describe_place
@@ -38,7 +40,7 @@ class Crash:
     @property
     def _known(self) -> _Known | None:
         found = (one for one in _KNOWN if re.search(one.pattern, self.error))
-        return next((one for one in found if one.is_at(self.place)), None)
+        return next((one for one in found if one.is_of(self)), None)
 
     @property
     def code(self) -> str:
@@ -66,6 +68,7 @@ class Crash:
             mixed="16-bit weights were" if half else "A 16-bit tensor was",
             optimizer=_sentence("It was made at {}.", made.optimizer),
             copied=_sentence("A model was copied later at {}.", made.copied),
+            leaf=_sentence("It was made at {}.", _given_gradients(made.scaling)),
         )
 
     def cures(self) -> list[Cure]:
@@ -106,6 +109,27 @@ def _sentence(text: str, place: Place | None) -> str:
     return "" if place is None else f" {text.format(describe_place(place))}"
 
 
+def _given_gradients(near: Place | None) -> Place | None:
+    """Return the only line of a file that sets requires_grad, which a loss without a graph needs."""
+    try:
+        tree = ast.parse("" if near is None else Path(near[0]).read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    lines = {node.lineno for node in ast.walk(tree) if _sets_requires_grad(node)}
+    return (near[0], lines.pop()) if near is not None and len(lines) == 1 else None
+
+
+def _sets_requires_grad(node: ast.AST) -> TypeGuard[ast.Call | ast.Assign]:
+    if isinstance(node, ast.Assign):
+        return any(
+            isinstance(to, ast.Attribute) and to.attr == "requires_grad" for to in node.targets
+        )
+    if not isinstance(node, ast.Call):
+        return False
+    by_method = isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_"
+    return by_method or any(key.arg == "requires_grad" for key in node.keywords)
+
+
 def fp32_weight_patches(made: Made) -> Iterator[str]:
     """Yield patches that keep weights in FP32: under autocast in the dtype that they had, and without it."""
     for dtype in (made.half_dtype, None) if made.half_dtype else (None,):
@@ -143,10 +167,10 @@ class _Known:
     code: str
     text: str
     repairs: Callable[[Crash], Iterable[str]]
-    is_at: Callable[[Place | None], bool] = lambda _: True  # where it is raised
+    is_of: Callable[[Crash], bool] = lambda _: True  # among those with the same message
 
 
-_OF_SCALER = ("HG202", "HG303", "HD106")
+_OF_SCALER = ("HG202", "HG303", "HD106", "HD107")
 _LABEL = r"Target (-?\d+) is out of bounds"
 # Of Linear and of convolutions; with other dtypes half is not to blame.
 _MIXED = "same dtype.*(Half|BFloat16)|type .*(Half|BFloat16).* should be the same"
@@ -169,6 +193,15 @@ _KNOWN = (
         "A constant is outside the FP16 range, whose lowest value is -65504. Write "
         "torch.finfo(torch.float16).min, or compute the line in FP32.{at}",
         lambda one: (masks.smallest_number(one.place, "float16"),),
+    ),
+    _Known(
+        "No inf checks were recorded for this optimizer",
+        "HD107",
+        "The loss is not connected to any parameter, so the backward pass computes no gradients: the "
+        "script made it from a number, or detached it, and then set requires_grad.{leaf} Add up the loss "
+        "tensors themselves. .item(), float() and torch.tensor() leave the graph behind.",
+        lambda _: (),
+        lambda one: one.made.leaf_loss,
     ),
     _Known(
         "No inf checks were recorded for this optimizer",
@@ -217,7 +250,7 @@ _KNOWN = (
         "with torch.amp.custom_fwd(..., cast_inputs=torch.float32) and backward with "
         "torch.amp.custom_bwd(...).{at}",
         lambda one: (casts.custom_autocast(one.place),),
-        casts.is_custom_backward,
+        lambda one: casts.is_custom_backward(one.place),
     ),
     _Known(
         _MIXED,

@@ -208,6 +208,7 @@ class Made(FloatRecordPart):
     autocast_device: str = ""  # of that region
     copied: Place | None = None  # a model was copied here, after the optimizer was made
     not_updated: int = 0  # scaled backward passes since scaler.update()
+    leaf_loss: bool = False  # the last backward pass began at a tensor without a graph
     hides: Place | None = None  # it made bad numbers finite
     modules: tuple[SubmodulePlace, ...] = ()  # of the culprit's module, and those around it
 

@@ -37,10 +37,14 @@ class ScaledLosses:
     # Scalers whose scale was read since their last update: a loss may be multiplied by it.
     _read: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
+    # Numbers without a graph that a scaler has scaled: a loss may be multiplied by them.
+    _factors: list[weakref.ref[Tensor]] = field(default_factory=list)
+
     def note(self, scaler: Any, scaled: Any, raw: Any) -> None:
         """Note a loss, or a list of them, that a scaler has scaled."""
         for one, before in _pairs(scaled, raw):
             if one.grad_fn is None:
+                self._factors.append(weakref.ref(one))
                 continue
             key = id(one)
             _metadata(one.grad_fn)[_MARK] = True
@@ -60,6 +64,11 @@ class ScaledLosses:
     def has_scaled(self, scaler: Any) -> bool:
         """Return whether a scaler was seen to scale a loss."""
         return scaler in self._scalers
+
+    @property
+    def may_scale_by_hand(self) -> bool:
+        """Return whether the script has ever read a scale, or holds a number that a scaler has scaled."""
+        return self.reads > 0 or any(one() is not None for one in self._factors)
 
     @property
     def was_read(self) -> bool:

@@ -46,11 +46,11 @@ _pending: list[Future[Any]] = []  # the last save of this process, if it may sti
 
 
 def _free_group() -> Any:
-    """Return the group for saving and loading, once no other save uses it."""
-    if _pending:
-        wait(_pending)  # its error, if any, is for the guard that started it
-        _pending.clear()
-    return _make_group(dist.group.WORLD) if world_size() > 1 else None
+    """Return the group for saving and loading, once no other save uses it; one rank needs none."""
+    if world_size() == 1:
+        return None
+    wait(_pending)  # its error, if any, is for the guard that started it
+    return _make_group(dist.group.WORLD)
 
 
 @lru_cache(maxsize=1)
@@ -80,7 +80,7 @@ def start_saving(folder: Path, tensors: Mapping[str, Tensor]) -> PendingSave:
             no_dist=world_size() == 1,
         ),
     )
-    _pending.append(done)
+    _pending[:] = [done]
     return PendingSave(done, writer)
 
 

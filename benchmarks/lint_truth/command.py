@@ -57,6 +57,7 @@ JUDGED = {
     "held-out-4": "heldout4",
     "held-out-5": "heldout5",
     "held-out-6": "heldout6",
+    "held-out-7": "heldout7",
 }
 TABLE = (ROOT / "benchmarks" / "lint_truth" / "README.md", "rules")
 ENOUGH, NEEDED = (

@@ -28,6 +28,7 @@ def test_judgements_have_a_verdict_and_a_reason_and_no_source() -> None:
         "heldout4",
         "heldout5",
         "heldout6",
+        "heldout7",
     ):
         rows = truth.judgements(name)
         assert rows, name

@@ -201,3 +201,9 @@ def for_dtype(dtype: object) -> Format:
             cure=f"Allowed: {', '.join(_BY_DTYPE)}.",
         )
     return found
+
+
+def largest_of(dtype: str) -> float:
+    """Return the largest finite value of a dtype by its name; infinity for other dtypes, such as float64."""
+    found = _BY_DTYPE.get(dtype)
+    return math.inf if found is None else found.largest

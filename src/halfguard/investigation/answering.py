@@ -28,6 +28,7 @@ from halfguard.investigation.passes import (
 )
 from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.script_answer import InFP32, ScriptAnswer
+from halfguard.step.installed import is_installed
 
 _BEFORE = ("raw step", "second step", "half moments")  # what was wrong before a number was bad
 _OF_ZEROS = ("HG207", "HG609")  # causes of gradients that are all 0
@@ -140,7 +141,7 @@ def _named_culprit(second: PassResult) -> Culprit | None:
     if culprit is None or not culprit.optimizer or made is None:
         return culprit
     named = replace(culprit, optimizer=f"{culprit.optimizer}, created at {made[0]}:{made[1]}")
-    if ".step(" in culprit.code and "-packages" not in culprit.file:
+    if ".step(" in culprit.code and not is_installed(culprit.file):
         return named
     return replace(named, file=made[0], line=made[1], code=linecache.getline(*made).strip())
 
@@ -181,7 +182,7 @@ def _misuse(misused: Sequence[Misused], cure: Cure | None) -> Iterator[str]:
 def _cause(second: PassResult) -> str:
     """Return the line of the user that made what failed inside of a library."""
     made, culprit = second.made, second.culprit
-    if culprit is None or "-packages" not in culprit.file:
+    if culprit is None or not is_installed(culprit.file):
         return ""
     caller = next(iter(made.half_callers), None)
     return describe_place(made.half_weights or caller or made.half_module or made.optimizer)

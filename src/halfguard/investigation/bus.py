@@ -53,6 +53,7 @@ from halfguard.errors import UsageError
 from halfguard.investigation.scaled_losses import ScaledLosses
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.replaying.function_modes import Place
+from halfguard.step.installed import is_installed
 from halfguard.step.parameters import parameters_of
 from halfguard.tracing.call_arguments import undispatched
 
@@ -422,7 +423,7 @@ class HookBus:
 
     def _read_by_user(self, tensor: Tensor, *_: Any, **__: Any) -> None:
         caller = sys._getframe(2)
-        is_own = "-packages" not in caller.f_code.co_filename
+        is_own = not is_installed(caller.f_code.co_filename)
         name = caller.f_globals.get("__name__", "")
         if is_own and not self._busy and not name.startswith(("torch.", "halfguard.")):
             self.publish("read", tensor)

@@ -22,9 +22,8 @@ from halfguard.investigation.advice import describe_place
 from halfguard.investigation.bus import BackwardCall
 from halfguard.investigation.passes import Made, Misused, PassPlan, Place, SubmodulePlace
 from halfguard.precision.modes import HALF_DTYPES
+from halfguard.step.installed import is_installed
 from halfguard.step.parameters import parameters_of
-
-_PACKAGES = ("site-packages", "dist-packages")
 
 
 def _facts_of(optimizer: torch.optim.Optimizer, lines: tuple[Place, ...]) -> dict[str, Any]:
@@ -58,7 +57,7 @@ def _common_dtype(tensors: list[torch.Tensor]) -> str:
 
 def is_own_file(file: str, folders: tuple[str, ...]) -> bool:
     """Return whether a file is the user's: in one of the folders, and of no installed package."""
-    if file.startswith("<") or any(part in file for part in _PACKAGES):
+    if file.startswith("<") or is_installed(file):
         return False
     if not os.path.isabs(file):  # noqa: PTH117 - of a script that is named by a relative path
         return True

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halfguard.formats import largest_of
 from halfguard.investigation.makers import Maker, Makers
 from halfguard.investigation.passes import HALF_NAMES, Reason
 from halfguard.records.autopsy import Culprit
@@ -168,7 +169,7 @@ def _cast_down(bad: BadCall) -> Iterator[Reason]:
     given = bad.argument(0)
     if isinstance(given, Tensor) and math.isfinite(bad.exact):
         text = f"values up to {bad.exact:.6g} are cast to {bad.dtype}"
-        text = f"{text}, whose largest is {_largest(bad.dtype):g}"
+        text = f"{text}, whose largest is {largest_of(bad.dtype):g}"
         maker = bad.makers.get(given) if bad.culprit.phase == "backward" else None
         source = None if maker is None else _source(maker)
         if source is not None:  # that made a gradient so large
@@ -206,7 +207,7 @@ def _statistic(bad: BadCall) -> Iterator[Reason]:
 
 def _constant(bad: BadCall) -> Iterator[Reason]:
     """Yield a constant that is beyond the range of half."""
-    largest = _largest(bad.dtype)
+    largest = largest_of(bad.dtype)
     for value in bad.args:
         beyond = isinstance(value, int | float) and largest < abs(value) < math.inf
         if beyond and not isinstance(value, bool):
@@ -218,7 +219,7 @@ _SUMS = ("sum", "mean", "cumsum", "mm", "bmm", "addmm", "matmul", "convolution",
 
 
 def _overflow(bad: BadCall) -> Iterator[Reason]:
-    largest, exact = _largest(bad.dtype), bad.exact
+    largest, exact = largest_of(bad.dtype), bad.exact
     if not math.isfinite(exact) or exact <= largest:
         return
     given = [max(abs(one.low), abs(one.high)) for one in bad.culprit.inputs]
@@ -229,13 +230,6 @@ def _overflow(bad: BadCall) -> Iterator[Reason]:
     )
     text = f"{what} reaches {exact:.6g}, but the largest value of {bad.dtype} is {largest:g}"
     yield Reason(text=text + (f" (inputs up to {inputs})" if inputs else ""))
-
-
-def _largest(dtype: str) -> float:
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        return math.inf
-    return float(torch.finfo(found).max)
 
 
 # -- derivatives

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from halfguard.dist.collectives import world_size
-from halfguard.formats import BF16, FP16, dtype_name
+from halfguard.formats import dtype_name, largest_of
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
 from halfguard.investigation.held_step import HeldProcess, HeldStep, Snapshot, running_frames
@@ -57,7 +57,6 @@ from halfguard.tracing.origins import Origin
 _MOST = 50  # origins that are run again
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _UNKNOWN = math.nan
-_LIMITS = {"float16": FP16.largest, "bfloat16": BF16.largest}
 _HIDES = ("nan_to_num", "nan_to_num_")
 _PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "matmul", "conv1d", "conv2d")
 
@@ -319,7 +318,7 @@ class Tracking(Approach):
 
     def _with_scale(self, reason: Reason | None, culprit: Culprit, exact: float) -> Reason | None:
         """Add the constant by which the script multiplies its loss, if gradients fit without it."""
-        limit = _LIMITS.get(culprit.dtype, math.inf)
+        limit = largest_of(culprit.dtype)
         is_scaled = culprit.phase == "backward" and self._factor > 1
         if reason is None or not is_scaled or not limit < exact < limit * self._factor:
             return reason

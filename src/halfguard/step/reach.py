@@ -57,6 +57,7 @@ from halfguard.step.holders import (
     VariableHolder,
     WeakDictHolder,
 )
+from halfguard.step.installed import PACKAGE_FOLDERS
 from halfguard.step.nested import PLAIN, slots_of
 
 MAX_OBJECTS = 20_000  # from each root
@@ -77,7 +78,6 @@ _HANDLES = (
 )
 _CLOSED = (*_HANDLES, threading.Thread, Enum, memoryview)
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _MAKING = frozenset({"__init__", "__new__", "__post_init__"})  # what they assign may stay
 _ATTRIBUTE, _VARIABLE = "{}.{}", "{1}"  # how names are written
 
@@ -394,7 +394,7 @@ def is_users(module: str | None) -> bool:
 @functools.cache
 def _installed() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    others = (path for path in sys.path if path.endswith(_PACKAGE_FOLDERS))
+    others = (path for path in sys.path if path.endswith(PACKAGE_FOLDERS))
     folders = {*map(sysconfig.get_path, names), *others}  # a .pth file may name other packages
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 

@@ -13,6 +13,8 @@ from types import CodeType, FrameType
 
 import torch
 
+from halfguard.step.installed import is_installed
+
 _TORCH = str(Path(torch.__file__).parent)
 _HALFGUARD = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_paths()["stdlib"]
@@ -95,4 +97,4 @@ def _is_machinery(code: CodeType) -> bool:
     file = code.co_filename
     if code.co_name in _PASSING_ON or file.startswith((_TORCH, _HALFGUARD, "<frozen", *_LOOPS)):
         return True
-    return file.startswith(_STDLIB) and "-packages" not in file
+    return file.startswith(_STDLIB) and not is_installed(file)

@@ -17,8 +17,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from halfguard.errors import UsageError
+from halfguard.step.installed import is_installed
 
-_INSTALLED = ("site-packages", "dist-packages")
 _STANDARD = Path(sysconfig.get_paths()["stdlib"])
 _OURS = Path(__file__).resolve().parents[2]
 
@@ -125,7 +125,7 @@ def _is_file(path: Path) -> bool:
 
 def _is_user_file(path: Path) -> bool:
     foreign = path.is_relative_to(_OURS) or path.is_relative_to(_STANDARD)
-    return path.is_file() and not foreign and not any(part in _INSTALLED for part in path.parts)
+    return path.is_file() and not foreign and not is_installed(str(path))
 
 
 def _digest(path: Path) -> str:

@@ -209,6 +209,7 @@ def test_a_wrong_name_is_answered_with_the_right_ones() -> None:
 def test_a_dtype_has_its_format(f: Format) -> None:
     assert formats.for_dtype(dtype_of(f)) is f
     assert formats.for_dtype(f.dtype) is f
+    assert f.dtype is not None
     assert formats.largest_of(f.dtype) == torch.finfo(dtype_of(f)).max
     assert formats.largest_of("int32") == math.inf
 

@@ -58,6 +58,15 @@ def test_what_uses_it_must_be_used_itself(tmp_path: Path, more: str, wanted: lis
     assert codes(SCALER + more, whole, str(tmp_path / "utils.py")) == wanted
 
 
+def test_many_functions_that_name_each_other_take_no_time(tmp_path: Path) -> None:
+    names = [f"f{n}" for n in range(60)]
+    calls = "".join(f"    {name}()\n" for name in names)
+    text = SCALER + "".join(f"def {name}():\n    Scaler()\n{calls}" for name in names)
+    path = "a (1)+[b.py"  # which is no pattern either
+    (tmp_path / path).write_text(text)
+    assert codes(text, project(tmp_path, b_dot_py="1"), str(tmp_path / path)) == []
+
+
 MAIN = SWITCHED + "if __name__ == '__main__':\n    main()\n"
 
 

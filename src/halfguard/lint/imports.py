@@ -25,6 +25,7 @@ class Imports:
         self._contents = contents
         self._imported: dict[Path, set[Path]] = {}
         self._users: dict[Path, set[Path]] = {}
+        self._used: dict[tuple[Path, str], bool] = {}
 
     @cached_property
     def sources(self) -> dict[Path, bytes]:
@@ -117,21 +118,23 @@ class Imports:
         """Return whether another file may use a name that one defines; a strange file is not known."""
         if path not in self.sources:
             return True
-        word = re.compile(rb"\b" + name.encode() + rb"\b")
-        own = re.compile(rb"^(?:class|def) " + name.encode() + rb"\b", re.M)
-        chosen = re.compile(
-            rb"getattr\(\s*[\w.]*"
-            + path.stem.encode()
-            + rb"\b|"
-            + path.stem.encode()
-            + rb"\.__dict__"
+        if (path, name) not in self._used:
+            self._used[path, name] = self._search(path, name.encode())
+        return self._used[path, name]
+
+    def _search(self, path: Path, name: bytes) -> bool:
+        stem = re.escape(path.stem.encode())
+        chosen = re.compile(rb"getattr\(\s*[\w.]*" + stem + rb"\b|" + stem + rb"\.__dict__")
+        word, own = (
+            re.compile(rb"\b" + name + rb"\b"),
+            re.compile(rb"^(?:class|def) " + name + rb"\b", re.M),
         )
         for other, data in self._contents.items():
             if other == path:
                 continue
             if other.suffix == ".py" and path.stem.encode() in data and chosen.search(data):
                 return True
-            if name.encode() not in data or not word.search(data):
+            if name not in data or not word.search(data):
                 continue
             if other.suffix != ".py":
                 return True

@@ -299,6 +299,14 @@ class SyntaxTree:
         """How often each word stands in the source."""
         return Counter(re.findall(r"\w+", self.source.text))
 
+    @cached_property
+    def words_of_statements(self) -> list[tuple[ast.stmt, set[str]]]:
+        """The statements at the top of the file, each with the words in its lines."""
+        lines = self.source.lines
+        texts = (b"".join(lines[s.lineno - 1 : s.end_lineno]) for s in self.root.body)
+        found = (set(re.findall(r"\w+", text.decode("utf-8", "replace"))) for text in texts)
+        return list(zip(self.root.body, found, strict=True))
+
     def returns_of(self, function: Function) -> list[ast.Return]:
         """Return the ``return`` statements of a function, without those of inner functions."""
         return self._returns.get(function, [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 from halfguard.lint.expressions import argument, boolean, called_name, name_of, string
@@ -19,7 +18,7 @@ def never_runs(file: PythonFile, span: Span) -> bool:
     if file.project.lone:
         return False
     around = [node for node in file.root.body if _holds(node, span)]
-    if any(isinstance(n, _Definition) and not _is_used(file, n, {n.name}) for n in around):
+    if any(isinstance(n, _Definition) and not _is_used(file, n) for n in around):
         return True
     branches = [node for node in file.nodes(ast.If) if _holds(node, span)]
     bodies = [n for n in branches if any(_holds(s, span) for s in n.body)]
@@ -35,19 +34,25 @@ def _holds(node: ast.stmt, span: Span) -> bool:
     return node.lineno <= span.line <= (node.end_lineno or node.lineno)
 
 
-def _is_used(file: PythonFile, node: _Definition, seen: set[str]) -> bool:
+def _is_used(file: PythonFile, node: _Definition) -> bool:
     """Return whether other files, or code of this file that is used itself, name a definition."""
-    if node.decorator_list:
-        return True  # which may register it
-    word = re.compile(rf"\b{node.name}\b")
-    naming = [s for s in file.root.body if s is not node and word.search(file.text(s))]
-    for statement in naming:
-        if not isinstance(statement, _Definition):
-            if not isinstance(statement, ast.Import | ast.ImportFrom) and not _is_list(statement):
-                return True
-        elif statement.name not in seen and _is_used(file, statement, seen | {statement.name}):
+    seen, waiting = {node.name}, [node]
+    while waiting:
+        one = waiting.pop()
+        if one.decorator_list:  # which may register it
             return True
-    return file.project.imports.is_used(Path(file.path).absolute(), node.name)
+        for statement, words in file.words_of_statements:
+            if statement is one or one.name not in words:
+                continue
+            if not isinstance(statement, _Definition):
+                is_import = isinstance(statement, ast.Import | ast.ImportFrom)
+                if not is_import and not _is_list(statement):
+                    return True
+            elif statement.name not in seen:
+                seen.add(statement.name)
+                waiting.append(statement)
+    path = Path(file.path).absolute()
+    return any(file.project.imports.is_used(path, name) for name in seen)
 
 
 def _is_list(statement: ast.stmt) -> bool:

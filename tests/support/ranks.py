@@ -2,11 +2,14 @@
 
 They use gloo unless asked for another backend. A group stays and runs one function after another,
 each on all of its ranks. A function that does not end in time has hung: the processes are
-killed, and the test fails.
+killed, and the test fails with what each thread of each rank was doing.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import signal
 import tempfile
 import time
 import traceback
@@ -66,10 +69,21 @@ class Ranks:
         answers, until = [], time.monotonic() + timeout
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(max(0.0, until - time.monotonic())):
+                stacks = self._stacks()
                 self.close()
-                raise HangError(f"rank {rank} of {self.count} did not answer in {timeout:g} s")
+                message = f"rank {rank} of {self.count} did not answer in {timeout:g} s"
+                raise HangError(f"{message}\n{stacks}")
             answers.append(pipe.recv())
         return answers
+
+    def _stacks(self) -> str:
+        """Return what each thread of each rank is doing."""
+        for process in self._processes:
+            if process.is_alive():
+                os.kill(process.pid or 0, signal.SIGUSR1)
+        time.sleep(2)
+        files = sorted(Path(self._folder.name).glob("stacks-*"))
+        return "\n".join(f"{file.name}:\n{file.read_text()}" for file in files)
 
     def close(self) -> None:
         for process in self._processes:
@@ -85,6 +99,8 @@ def _serve(rank: int, count: int, meeting: str, pipe: Connection, backend: str) 
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    stacks = Path(meeting).with_name(f"stacks-{rank}").open("w")  # noqa: SIM115 - written when it hangs
+    faulthandler.register(signal.SIGUSR1, stacks)
     if backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(backend, f"file://{meeting}", rank=rank, world_size=count)

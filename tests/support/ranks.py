@@ -99,7 +99,7 @@ def _serve(rank: int, count: int, meeting: str, pipe: Connection, backend: str) 
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    stacks = Path(meeting).with_name(f"stacks-{rank}").open("w")  # noqa: SIM115 - written when it hangs
+    stacks = Path(meeting).with_name(f"stacks-{rank}").open("w")
     faulthandler.register(signal.SIGUSR1, stacks)
     if backend == "nccl":
         torch.cuda.set_device(rank)

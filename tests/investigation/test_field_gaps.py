@@ -377,3 +377,30 @@ def test_the_line_that_reads_nan_is_named(tmp_path: Path) -> None:
     assert answer.event == "the script read NaN or Inf with item at train.py:12"
     assert answer.culprit is not None
     assert answer.culprit.line == 11
+
+
+CLOSURE = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    x = torch.randn(4, 8)
+    weight = torch.ones(4) if step < 4 else torch.zeros(4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(x).squeeze(-1).square() * weight).sum() / weight.sum()
+        print(loss.item())
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+"""
+
+
+def test_a_closure_is_not_the_optimizers_arithmetic(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CLOSURE)
+    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    assert answer.culprit is not None
+    assert (answer.culprit.line, answer.culprit.optimizer) == (12, "")

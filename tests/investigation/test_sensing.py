@@ -13,8 +13,18 @@ def test_calibration_is_no_event() -> None:
     assert (rule.skips, rule.streak, rule.applied) == (8, 0, 1)
 
 
-def test_a_scale_below_one_is_an_event() -> None:
-    assert "fell to 0.5" in SkipRule().overflow(0.5)
+def test_a_scale_that_falls_below_one_is_an_event() -> None:
+    rule = SkipRule()
+    assert not rule.overflow(1.0)
+    assert "fell to 0.5" in rule.overflow(0.5)
+
+
+def test_a_scale_that_begins_below_one_may_calibrate() -> None:
+    rule = SkipRule()
+    assert not rule.overflow(2.0**-10)
+    rule.good()
+    assert not rule.at_end(crashed=False)
+    assert "fell" in rule.overflow(2.0**-11)
 
 
 def test_twenty_in_a_row_are_an_event() -> None:

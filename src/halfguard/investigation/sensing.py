@@ -74,6 +74,7 @@ class SkipRule:
     skips: int = 0
     streak: int = 0
     applied: int = 0
+    first: float = math.inf  # the loss scale at the first overflow
 
     def good(self) -> None:
         """Count a backward pass without overflow."""
@@ -82,9 +83,11 @@ class SkipRule:
 
     def overflow(self, scale: float) -> str:
         """Count an overflow; return why it is an event, or an empty string."""
+        if not self.skips:
+            self.first = scale
         self.skips += 1
         self.streak += 1
-        if scale < 1:
+        if scale < min(1, self.first):
             return f"the loss scale fell to {scale:g} and the gradients still overflowed"
         calibrates = not self.applied and scale > USUAL_SCALE
         if self.streak >= MOST_IN_A_ROW and not calibrates:

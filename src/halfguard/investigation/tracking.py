@@ -161,7 +161,8 @@ class Tracking(Approach):
         self._registered: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._autocast = ""
         self._optimizer: torch.optim.Optimizer | None = None  # that stepped
-        self._before_step: int | None = None  # the last origin before a step that runs
+        self._before_step = 0  # the last origin before the optimizer's own arithmetic
+        self._is_stepped = False  # a step has just ended
         self._bad_before: set[int] = set()  # storages of parameters, when tracking began
         self._loss = math.nan
         self._factor, self._scaled_at = 0.0, ""  # of a loss that the script scales itself
@@ -231,6 +232,7 @@ class Tracking(Approach):
     def on_backward_done(self, call: BackwardCall, gradients: list[Tensor]) -> None:
         if self.has_begun and (not call.scaled or self.event.kind == "scale"):
             self._answer_if_bad(gradients)
+        self._note_origins()  # a closure, which step() calls, is not the optimizer's arithmetic
 
     def on_backward_failed(self, error: RuntimeError) -> None:
         if self.has_begun and "nan values" in str(error):
@@ -242,6 +244,9 @@ class Tracking(Approach):
             self._leave(PassResult(ended="finished"))
 
     def on_stepping(self, _optimizer: torch.optim.Optimizer) -> None:
+        self._note_origins()
+
+    def _note_origins(self) -> None:
         last = self._watch.last
         self._before_step = 0 if last is None else last.index
 
@@ -249,8 +254,9 @@ class Tracking(Approach):
         if self.has_begun:
             self._optimizer = optimizer
             self._random = capture_random_state()
+            self._is_stepped = True
             self._answer_if_bad(list(parameters_of(optimizer)))
-        self._before_step = None
+            self._is_stepped = False
 
     def on_scaler_failed(self, optimizer: Any, _error: Exception) -> None:
         self._optimizer = getattr(optimizer, "optimizer", optimizer) or self._optimizer
@@ -286,7 +292,7 @@ class Tracking(Approach):
         culprit = replace(culprit, intended=True) if origin.intended else culprit
         if culprit.phase == "backward" and not culprit.file:
             culprit = _at_backward_call(culprit)
-        is_in_step = self._before_step is not None and origin.index > self._before_step
+        is_in_step = self._is_stepped and origin.index > self._before_step
         if is_in_step and culprit.kind == "op" and self._optimizer is not None:
             culprit = replace(culprit, optimizer=type(self._optimizer).__name__)
         exact = self._watch.exact.get(origin.index, math.nan)

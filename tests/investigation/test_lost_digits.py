@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from halfguard.investigation.curing import Proven
 from halfguard.investigation.inspecting import choose_passes, choose_taped
 from halfguard.investigation.lost_digits import LostDigits
 from halfguard.investigation.passes import Made, Misused, PassResult, Target
+from halfguard.records.rounding import LineInFloat
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.tracing.called_modules import CalledModules
 from tests.investigation.command import why
@@ -117,3 +119,17 @@ def test_why_names_the_line_of_a_silent_script(case: Case, tmp_path: Path) -> No
     told = answer.advice if answer.cure is None else answer.cure.sentence
     assert (answer.outcome, answer.code) == ("trains wrongly", "HG619")
     assert f"16-bit rounding at {case.file.name}:{case.guilty} " in told
+
+
+def test_a_line_that_costs_next_to_nothing_is_not_blamed(detector: LostDigits) -> None:
+    kept: dict[str, Any] = {
+        "place": "train.py:3",
+        "code": "y",
+        "by": "gradient",
+        "cost": 3.0,
+        "must": 1.0,
+    }
+    detector._found = (LineInFloat(**kept, before=2.8, after=2.79),)
+    assert not list(detector.found(Made(), ""))
+    detector._found = (LineInFloat(**kept, before=2.8, after=1.4),)
+    assert [one.place for one in detector.found(Made(), "")] == [("train.py", 3)]

@@ -99,7 +99,7 @@ class LostDigits(Detector):
 
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
         """Yield the line that costs most; only FP32 can tell whether the script learns less for it."""
-        for one in self._found[:1]:
+        for one in (line for line in self._found[:1] if line.share >= _LEAST_SHARE):
             file, _, line = one.place.rpartition(":")
             yield Misused(
                 kind="lost digits",
@@ -110,6 +110,9 @@ class LostDigits(Detector):
                 dtype=self._dtype,
                 unsure=True,
             )
+
+
+_LEAST_SHARE = 0.1  # of the error, as a variance: less is no cause, as next to an overflow
 
 
 def _sentence(found: LineInFloat, *others: LineInFloat) -> str:

@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.support.forks import FORKED
 
 STARTING = 240.0  # importing torch on a busy machine is no hang
 TIMEOUT = 180.0
+GRACE = 5.0  # for the other ranks, after one has raised
 
 
 class HangError(AssertionError):
@@ -58,23 +59,31 @@ class Ranks:
         """Return the answers in the order of ranks; raise here if any rank raised."""
         for pipe in self._pipes:
             pipe.send((function, arguments))
-        answers = self._answers(timeout)
-        failed = [answer for kind, answer in answers if kind == "error"]
-        if failed:
-            self.close()  # the others may be waiting in a collective
-            raise AssertionError("\n".join(failed))
-        return [answer for _, answer in answers]
+        return [answer for _, answer in self._answers(timeout)]
 
     def _answers(self, timeout: float) -> list[tuple[str, Any]]:
-        answers, until = [], time.monotonic() + timeout
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(max(0.0, until - time.monotonic())):
-                stacks = self._stacks()
-                self.close()
-                message = f"rank {rank} of {self.count} did not answer in {timeout:g} s"
-                raise HangError(f"{message}\n{stacks}")
-            answers.append(pipe.recv())
-        return answers
+        """Return the answers of all ranks; raise as soon as one of them has raised, or if one is late."""
+        answers: dict[Connection, tuple[str, Any]] = {}
+        until = time.monotonic() + timeout
+        while len(answers) < self.count and time.monotonic() < until:
+            waiting: list[Any] = [pipe for pipe in self._pipes if pipe not in answers]
+            for pipe in wait(waiting, max(0.0, until - time.monotonic())):
+                assert isinstance(pipe, Connection)
+                answers[pipe] = pipe.recv()
+                if answers[pipe][0] == "error":  # the others may be waiting for it in a collective
+                    until = min(until, time.monotonic() + GRACE)
+        failed = [answer for kind, answer in answers.values() if kind == "error"]
+        if failed:
+            self.close()
+            raise AssertionError("\n".join(failed))
+        if len(answers) < self.count:
+            late = [rank for rank, pipe in enumerate(self._pipes) if pipe not in answers]
+            stacks = self._stacks()
+            self.close()
+            raise HangError(
+                f"ranks {late} of {self.count} did not answer in {timeout:g} s\n{stacks}"
+            )
+        return [answers[pipe] for pipe in self._pipes]
 
     def _stacks(self) -> str:
         """Return what each thread of each rank is doing."""

@@ -118,8 +118,8 @@ def main(count: int = 400, seed: int = 0) -> Counter[tuple[str, str]]:
         if place == "reduction":
             try:
                 [said] = set(ranks.run(answer, *flipped, timeout=LIMIT))  # all ranks say the same
-            except HangError:
-                said, ranks = "hang", Ranks(2)
+            except AssertionError as error:
+                said, ranks = "hang" if isinstance(error, HangError) else "error", Ranks(2)
         else:
             said = answer(*flipped)
         found[place, said] += 1

@@ -38,7 +38,9 @@ def unscale_before_clipping(file: SourceFile, line: int) -> None:
     for step in steps_around(file, statement.lineno):
         if step.args and step.lineno > statement.lineno:
             call = f"{file.owner_of(step)}.unscale_({file.source(step.args[0])})"
-            if not _is_written(file, line, call):
+            later = (c for c in file.calls if line < c.lineno < step.lineno)
+            is_later = any(file.source(one) == call for one in later)  # a second one would raise
+            if not is_later and not _is_written(file, line, call):
                 file.insert_before(statement, f"{' ' * statement.col_offset}{call}")
             return
 

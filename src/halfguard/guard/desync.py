@@ -161,9 +161,10 @@ class Replicas:
         self._parameters: dict[Holders, list[NamedTensor]] = {ALL: []}
         weights = chain(model.parameters(), *map(parameters_of, optimizers))
         self._changed_value = torch.tensor([_CHANGED], device=next(weights).device)
-        replicated = find_layout(model, list(model.parameters())).replicated
-        if world_size() > 1 and all_agree(replicated, self._changed_value.device):
-            self._buffers = list(buffers_to_compare(unwrap_model(model)))
+        if world_size() > 1:
+            replicated = find_layout(model, list(model.parameters())).replicated
+            if all_agree(replicated, self._changed_value.device):
+                self._buffers = list(buffers_to_compare(unwrap_model(model)))
         self._initial_sums = self._sums([buffer.unwritten for buffer in self._buffers])
 
     def set_parameters(self, updated: Sequence[NamedTensor], layout: Layout) -> None:

@@ -74,12 +74,12 @@ class Reference:
         Both runs have the same batches, so that losses are compared in pairs. What FP32 gains is the way down
         from its highest quarter: a loss may rise at first.
         """
-        count, part = self._common(losses)
-        if part < _FEWEST or self.judge(None) != "fine":
+        part = self._quarter(losses)
+        if not part:
             return ""
         quarters = [self.losses[at : at + part] for at in range(0, 4 * part, part)]
         full, now = median(quarters[-1]), median(losses[3 * part : 4 * part])
-        after = f"after {count} backward passes"
+        after = f"after {min(len(losses), len(self.losses))} backward passes"
         text = f"it learns less than in FP32: the loss is {now:.4g} (FP32: {full:.4g}) {after}"
         if not math.isfinite(now):
             return text
@@ -93,17 +93,17 @@ class Reference:
 
     def compare(self, losses: Sequence[float]) -> str:
         """Return the losses of both runs in the same backward passes; empty if there are too few."""
-        _, part = self._common(losses)
-        if part < _FEWEST or self.judge(None) != "fine":
+        part = self._quarter(losses)
+        if not part:
             return ""
         now, full = (median(some[3 * part : 4 * part]) for some in (losses, self.losses))
         where = f"backward passes {3 * part + 1} to {4 * part}"
         return f"median loss of {where}: {now:.4g} (FP32: {full:.4g})"
 
-    def _common(self, losses: Sequence[float]) -> tuple[int, int]:
-        """Return how many losses both runs have, and a quarter of that."""
-        count = min(len(losses), len(self.losses))
-        return count, count // 4
+    def _quarter(self, losses: Sequence[float]) -> int:
+        """Return a quarter of how many losses both runs have; 0 if they cannot be compared."""
+        part = min(len(losses), len(self.losses)) // 4
+        return part if part >= _FEWEST and self.judge(None) == "fine" else 0
 
 
 def _noise(values: Sequence[float]) -> float:
@@ -257,10 +257,7 @@ def cure_bad_run(
     def run(patch: str) -> PassResult | None:
         return _run_patched(one, patch, _LONGER * steps, seconds)
 
-    def compare() -> str:
-        return reference.compare(one.losses("patched"))
-
-    proven = prove(cures, run, judge, compare)
+    proven = prove(cures, run, judge, lambda: reference.compare(one.losses("patched")))
     trials = (reference.trial(event), *proven.trials)
     trials = trials if reference.result.backward else proven.trials
     if proven.cure is not None and step != "unknown" and in_fp32 == "fails":
@@ -332,10 +329,8 @@ def cure_good_run(
         left = fault_left(result, cures[cure.patch][1], known)
         return left or _worse(one, reference, cure)
 
-    def compare() -> str:
-        return reference.compare(one.losses("patched"))
-
-    proven = prove([cure for cure, _ in cures.values()], run, judge, compare)
+    some = [cure for cure, _ in cures.values()]
+    proven = prove(some, run, judge, lambda: reference.compare(one.losses("patched")))
     trials = (reference.trial(None), *proven.trials) if confirmed else proven.trials
     return confirmed, Proven(proven.cure, trials)
 

@@ -62,9 +62,7 @@ class Imports:
             for want in wanted:
                 named = self._by_name.get(want[-1], ())
                 found = [p for p in named if _is_at(p, want[:-1], path if dots else None)]
-                beside = path.parent.joinpath(
-                    *want[:-1]
-                )  # a script finds what lies beside it first
+                beside = path.parent.joinpath(*want[:-1])  # a script looks there first
                 yield from [p for p in found if p.parent == beside] or found
 
     def reached(self, start: Iterable[Path], depth: int | None = None) -> set[Path]:
@@ -125,10 +123,8 @@ class Imports:
     def _search(self, path: Path, name: bytes) -> bool:
         stem = re.escape(path.stem.encode())
         chosen = re.compile(rb"getattr\(\s*[\w.]*" + stem + rb"\b|" + stem + rb"\.__dict__")
-        word, own = (
-            re.compile(rb"\b" + name + rb"\b"),
-            re.compile(rb"^(?:class|def) " + name + rb"\b", re.M),
-        )
+        word = re.compile(rb"\b" + name + rb"\b")
+        own = re.compile(rb"^(?:class|def) " + name + rb"\b", re.M)
         for other, data in self._contents.items():
             if other == path:
                 continue

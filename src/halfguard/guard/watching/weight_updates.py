@@ -151,10 +151,8 @@ class WeightUpdates:
     def __init__(
         self, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]
     ) -> None:
-        self._optimizers, self._schedulers = (
-            optimizers,
-            schedulers,
-        )  # the guard may adopt optimizers
+        self._optimizers = optimizers  # the guard may adopt others
+        self._schedulers = schedulers
         self._rates: dict[Optimizer, PlannedRates] = {}
         self._module_of = {
             id(p): without_wrappers(name).rpartition(".")[0] for name, p in model.named_parameters()

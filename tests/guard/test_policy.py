@@ -21,7 +21,7 @@ from halfguard.records import Action, Cause
 from tests.support.cases import each
 
 HEALTHY = Signals(loss=1.0, grad_norm=1.0, grads_finite=True, scale=65536.0)
-AT_FLOOR = replace(HEALTHY, scale=1.0)
+AT_FLOOR = replace(HEALTHY, scale=GuardConfig().scale.floor)
 BAD = {
     Cause.BAD_WEIGHTS: replace(HEALTHY, loss=math.nan, weights_ok=False),
     Cause.BAD_BATCH: replace(HEALTHY, loss=math.nan, batch_ok=False),
@@ -190,6 +190,14 @@ def test_at_the_floor_the_scale_is_not_to_blame(floor: float) -> None:
     assert state.streak == 1
     decisions, _ = run([seen], config(scale={"floor": floor}, skip={"on_nonfinite": "raise"}))
     assert decisions[0].action is Action.HALT
+
+
+def test_infinite_gradients_at_a_scale_of_1_lower_it_and_nan_gradients_do_not() -> None:
+    # The gradients of a summed loss may be infinite there; NaN is the fault of an operation.
+    at_1 = replace(CALIBRATING, scale=1.0)
+    assert run([at_1], config())[0][0].routine
+    (decision,), state = run([replace(at_1, grad_norm=math.nan)], config())
+    assert (decision.routine, decision.scale, state.streak) == (False, 1.0, 1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])

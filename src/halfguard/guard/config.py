@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from halfguard.errors import ConfigError
+from halfguard.formats import FP16
 from halfguard.precision_names import PrecisionName
 from halfguard.records.config_file import parse_yaml, read_yaml, validate_config
 
@@ -31,7 +32,7 @@ class ScaleConfig(_Section):
     growth_factor: float = Field(default=2.0, gt=1)
     backoff_factor: float = Field(default=0.5, gt=0, lt=1)
     growth_interval: int = Field(default=2000, ge=1)
-    floor: float = Field(default=1.0, gt=0)
+    floor: float = Field(default=FP16.smallest_normal, gt=0)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

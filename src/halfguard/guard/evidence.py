@@ -15,7 +15,7 @@ from halfguard.errors import TrainingHaltedError
 from halfguard.guard.batch_checks import IGNORED, BatchFault
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.fault_report import FaultReport
-from halfguard.guard.policy import Decision, Signals, can_fall, find_cause
+from halfguard.guard.policy import Decision, Signals, can_help, find_cause
 from halfguard.guard.spikes import WINDOW
 from halfguard.precision_names import Precision
 from halfguard.records import Cause, StepRow
@@ -158,13 +158,13 @@ def _gradients(decision: Decision, seen: Signals, config: GuardConfig) -> Explan
     if unavoidable:
         return Explanation(evidence, f"{unavoidable} {_BACKWARD} {_FIND}")
     scale, floor = f"{seen.scale:g}", f"{config.scale.floor:g}"
-    if decision.scale is not None:
+    if decision.scale is not None and decision.scale > 1:
         return Explanation(
             f"{evidence} They also contained NaN at lower loss scales than {scale}, down to 1, while other "
             "steps were applied.",
             f"No loss scale prevents this. {_BACKWARD} {_try_fp32(config)} {_FIND}",
         )
-    if can_fall(seen.scale, config):
+    if can_help(seen, config):
         return Explanation(
             f"{evidence} The loss scale was {scale}; it can fall to {floor}.", _try_fp32(config)
         )

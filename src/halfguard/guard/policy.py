@@ -41,6 +41,8 @@ from halfguard.records import Action, Cause
 #    gradients, or one has gradients that are infinite but not NaN: the scale may be too large by now, and
 #    falls as usual.
 #
+# NaN gradients never lower a scale of at most 1; infinite ones do, down to the floor.
+#
 # The state is plain numbers and depends on the steps alone, so all ranks reach the same answer.
 
 _NEUTRAL = 1.0  # a loss scale that enlarges nothing
@@ -71,14 +73,15 @@ class NanGradients:
 
     def after_nan(self, scale: float, limit: int) -> tuple[NanGradients, float | None]:
         """Return the state after NaN gradients, and the scale to keep if it is not the cause."""
+        keep = scale if scale <= _NEUTRAL else None  # NaN at a scale that enlarges nothing
         if self.in_a_row >= limit:
-            return NanGradients(in_a_row=self.in_a_row + 1), None
+            return NanGradients(in_a_row=self.in_a_row + 1), keep
         if self.proved:
             # At a scale of 1 it waits for an applied step; above the trusted one it may be the cause.
-            keep = self.trusted if _NEUTRAL < scale <= self.trusted else None
+            keep = self.trusted if _NEUTRAL < scale <= self.trusted else keep
             return replace(self, in_a_row=self.in_a_row + 1), keep
         proved = scale <= _NEUTRAL < self.trusted
-        return replace(self, in_a_row=self.in_a_row + 1, age=0, proved=proved), None
+        return replace(self, in_a_row=self.in_a_row + 1, age=0, proved=proved), keep
 
 
 NONFINITE = frozenset(
@@ -181,10 +184,20 @@ def next_limits(state: PolicyState, config: GuardConfig) -> StepLimits:
     return StepLimits(loss=loss, grad_norm=min(fixed, grad_norm))
 
 
-def can_fall(scale: float, config: GuardConfig) -> bool:
+def _can_fall(scale: float, config: GuardConfig) -> bool:
     """Return whether the loss scale is above its floor; False for precisions without one."""
     floor = as_float32(config.scale.floor)
     return Precision(config.precision).needs_loss_scale and scale > floor
+
+
+def can_help(seen: Signals, config: GuardConfig) -> bool:
+    """Return whether a lower loss scale may prevent a gradient overflow.
+
+    The gradients of a summed loss can be infinite at a scale of 1. Gradients that are NaN at a scale that
+    enlarges nothing have another cause.
+    """
+    is_nan_unscaled = math.isnan(seen.grad_norm) and seen.scale <= _NEUTRAL
+    return _can_fall(seen.scale, config) and not is_nan_unscaled
 
 
 def decide(state: PolicyState, seen: Signals, config: GuardConfig) -> Decided:
@@ -197,7 +210,7 @@ def decide(state: PolicyState, seen: Signals, config: GuardConfig) -> Decided:
     if cause is Cause.DESYNC:
         return Decision(Action.HALT, cause), state
     # A dynamic loss scale finds its level, as in every healthy run.
-    routine = cause is Cause.GRADIENT_OVERFLOW and can_fall(seen.scale, config)
+    routine = cause is Cause.GRADIENT_OVERFLOW and can_help(seen, config)
     if cause in NONFINITE and config.skip.on_nonfinite == "retry_fp32":
         # Counted after the retry, by its result, which also tells whether the scale is the cause.
         return Decision(Action.RETRY, cause, routine=routine), state

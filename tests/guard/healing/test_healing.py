@@ -22,7 +22,17 @@ from halfguard.precision.islands import is_fp32_island
 from halfguard.records import Action, HealingRow, StepRow
 from halfguard.records.plan import Island, PrecisionPlan
 from tests.guard.healing import soak
-from tests.guard.healing.jobs import BY_NAME, JOBS, Batch, Cubes, Job, Residual, Variance, loss_fn
+from tests.guard.healing.jobs import (
+    BY_NAME,
+    FEATURES,
+    JOBS,
+    Batch,
+    Cubes,
+    Job,
+    Residual,
+    Variance,
+    loss_fn,
+)
 from tests.guard.helper import frozen, islands, same
 from tests.support.devices import place
 
@@ -285,6 +295,31 @@ def test_the_loss_scale_finding_its_level_is_no_reason() -> None:
     guard, actions = train(job, HEAL, 12)
     assert actions.count(Action.RETRY) >= 3  # while the scale falls
     assert not islands(guard.model)
+
+
+def test_nan_gradients_at_a_scale_of_1_are_healed_although_the_scale_can_fall() -> None:
+    class Focal(nn.Module):
+        """The root of 1 - p: in half, p is rounded to 1, where the derivative is not finite."""
+
+        def forward(self, logits: Tensor) -> Tensor:
+            return (1 - torch.sigmoid(logits)) ** 0.5
+
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.focal = nn.Linear(FEATURES, 1), Focal()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.focal(self.body(x) + 9)
+
+    def mean(model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch[0]).float().mean()
+
+    job = Job("focal", Detector, 1, 1.0, mean)
+    config = HEAL | {"scale": {"init": 1.0, "floor": 2.0**-14}}
+    guard, actions = train(job, config, 8)
+    assert islands(guard.model) == ["focal"]
+    assert actions == [Action.RETRY] * 3 + [Action.APPLY] * 5
 
 
 # -- plan and state

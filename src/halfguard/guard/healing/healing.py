@@ -9,7 +9,7 @@ Islands change between two steps only. One that is made between forward and back
 compute other dtypes than were saved. If a producer fails again although it has its island, that island is
 taken back, and the next one is tried.
 
-Gradients that overflow while the loss scale can fall are how a dynamic scale finds its level, in every
+Gradients that overflow while a lower loss scale can help are how a dynamic scale finds its level, in every
 healthy run: they are no reason to heal.
 """
 
@@ -35,7 +35,7 @@ from halfguard.guard.healing.healing_log import HealingLog, describe_failure
 from halfguard.guard.healing.memory import HealedFault, HealingMemory
 from halfguard.guard.healing.plan_file import PlanFile
 from halfguard.guard.healing.trial_steps import TrialSteps
-from halfguard.guard.policy import Decision, Signals, can_fall
+from halfguard.guard.policy import Decision, Signals, can_help
 from halfguard.guard.recorder import StepReport
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.stepper import Stepper
@@ -124,7 +124,7 @@ class Healing:
             return
         step = self._bad_step(report.batches, seen.scale)
         producer = self._agree_on_producer(step, report.step)
-        if producer is None or (producer.phase == "backward" and self._scale_can_fall(seen)):
+        if producer is None or (producer.phase == "backward" and self._scale_can_help(seen)):
             return
         fault = self._memory.of(producer.key)
         if fault is None:
@@ -226,11 +226,11 @@ class Healing:
             return True
         if decision.cause is not Cause.GRADIENT_OVERFLOW:
             return False
-        # Infinite gradients, and no NaN, while the scale can fall: the scale is too high.
-        return math.isnan(seen.grad_norm) or not self._scale_can_fall(seen)
+        # Infinite gradients, and no NaN, while a lower scale can help: the scale is too high.
+        return math.isnan(seen.grad_norm) or not self._scale_can_help(seen)
 
-    def _scale_can_fall(self, seen: Signals) -> bool:
-        return can_fall(seen.scale, self._stepper.config)
+    def _scale_can_help(self, seen: Signals) -> bool:
+        return can_help(seen, self._stepper.config)
 
     def _agree_on_producer(self, step: BadStep, index: int) -> Producer | None:
         producer, errors = agree_on_producer(step, self._device)

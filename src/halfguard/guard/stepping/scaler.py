@@ -24,6 +24,7 @@ from torch.amp.grad_scaler import OptState, _refresh_per_optimizer_state
 
 from halfguard.dist.collectives import AsyncSum
 from halfguard.errors import UsageError
+from halfguard.formats import FP16
 from halfguard.numerics.tensor_rows import to_device
 from halfguard.step.nested import tensors_in
 from halfguard.step.parameters import parameters_of
@@ -91,7 +92,7 @@ class GradScaler(torch.amp.GradScaler):
         growth_interval: int = 2000,
         enabled: bool = True,
         *,
-        floor: float = 1.0,
+        floor: float = FP16.smallest_normal,
         ceiling: float = CEILING,
     ) -> None:
         device = device or default_device_type()

@@ -101,7 +101,8 @@ def check_bce(file: PythonFile) -> Iterator[Match]:
             yield match_at(
                 call, "binary_cross_entropy is unsafe under autocast.", _logits(file, call)
             )
-    for variable in file.constructed("BCELoss"):
+    imported = file.aliases.get("BCELoss", "torch.")
+    for variable in file.constructed("BCELoss") if imported.startswith("torch.") else ():
         for call in file.calls_of(variable):
             # Another function may use the same name for another loss.
             if module_class(file, call) == "BCELoss" and _is_lowered(file, call):

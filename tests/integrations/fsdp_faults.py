@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from accelerate.state import PartialState
 
-from tests.integrations import fsdp_ranks, lightning_fsdp_ranks, trainer_fsdp_ranks
+from tests.integrations import accelerate_ranks, lightning_ranks, trainer_ranks
 from tests.integrations.accelerate_runs import RETRY, SKIP, Batch, batches
 from tests.integrations.lightning_runs import INIT_SCALE, guard_plugin, stock_plugin
 from tests.support.models import differences
@@ -78,7 +78,7 @@ def data_of(fault: Fault, rank: int, *, bad: bool) -> list[Batch]:
 
 
 def with_accelerate(fault: Fault, guard: dict[str, Any] | None) -> Outcome:
-    loop = fsdp_ranks.make(
+    loop = accelerate_ranks.make(
         "guarded", "none", fault.accumulate, guard=guard, max_norm=fault.max_norm, dropout=0.0
     )
     loop.fit(data_of(fault, dist.get_rank(), bad=guard is not None))
@@ -91,11 +91,11 @@ def with_trainer(fault: Fault, guard: dict[str, Any] | None) -> Outcome:
     # Ranks take batches in turn.
     data = [batch[rank] for batch in zip(*each, strict=True) for rank in ranks]
     with tempfile.TemporaryDirectory() as folder:
-        trainer = trainer_fsdp_ranks.plain(
+        trainer = trainer_ranks.plain(
             Path(folder), data, guard, fault.accumulate, fault.max_norm or 0.0
         )
         trainer.train()
-    state = trainer_fsdp_ranks.state(trainer)
+    state = trainer_ranks.state(trainer)
     return Outcome(state, None if guard is None else trainer.guard.counts)
 
 
@@ -105,8 +105,8 @@ def with_lightning(fault: Fault, guard: dict[str, Any] | None) -> Outcome:
     plugin: Any = stock_plugin()
     if guard is not None:
         plugin = guard_plugin({"scale": {"init": INIT_SCALE}} | guard)
-    module = lightning_fsdp_ranks.Sharded(half=True)
-    return Outcome(*lightning_fsdp_ranks.fit(module, plugin, pairs, fault.accumulate))
+    module = lightning_ranks.Sharded(half=True)
+    return Outcome(*lightning_ranks.fit(module, plugin, pairs, fault.accumulate))
 
 
 FRAMEWORKS = {

@@ -441,7 +441,7 @@ def attention_on_a_cpu_has_the_arguments_of_the_one_that_torch_counts() -> None:
 
 
 @used_by(
-    "investigation tracing workload",
+    "tracing workload",
     "torch.utils._python_dispatch.TorchDispatchMode",
 )
 def a_mode_sees_operations_below_autocast() -> None:

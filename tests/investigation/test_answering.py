@@ -6,7 +6,7 @@ import pytest
 
 from halfguard.investigation.answering import answer_good_run, name_failure, name_precision
 from halfguard.investigation.curing import Proven
-from halfguard.investigation.passes import Made, Misused, PassResult, Target
+from halfguard.investigation.passes import Made, Misused, PassResult, ScalerFacts, Target
 from halfguard.records.autopsy import Culprit
 from halfguard.records.script_answer import InFP32, ScriptAnswer
 
@@ -94,3 +94,12 @@ def test_a_missing_patch_of_a_long_run_has_a_reason(seconds: float, noted: bool)
         Target(name="train.py"), first, None, (misused,), proven=Proven(), log="", shared=()
     )
     assert any("Patches are tested" in note for note in answer.notes) is noted
+
+
+def test_scales_of_several_scalers_are_not_those_of_one() -> None:
+    facts = ScalerFacts(used=True, count=3, skips=20, first=65536, last=16384)
+    first = PassResult(ended="finished", backward=25, scaler=facts)
+    answer = answer_good_run(
+        Target(name="train.py"), first, None, (), proven=Proven(), log="", shared=()
+    )
+    assert answer.loss_scale.startswith("3 scalers; the initial loss scale of the first is 65536")

@@ -38,3 +38,14 @@ def test_tracing_ends_unless_errors_were_seen(errors: CaughtErrors, fails: bool)
         step(fails=fails)
     assert (sys.gettrace() is not None) is fails
     assert [one.kind for one in errors.found(Made(), "")] == ["hidden error"] * fails
+
+
+def test_errors_at_the_end_of_accumulation_are_told_if_fewer_steps_ran(
+    errors: CaughtErrors,
+) -> None:
+    for _ in range(5):
+        step(fails=True)
+    errors.bus.backward, errors.bus.steps = 12, 1  # two micro-batches each
+    assert [one.kind for one in errors.found(Made(), "")] == ["hidden error"]
+    errors.bus.steps = 7  # five of twelve steps failed, and the others trained
+    assert list(errors.found(Made(), "")) == []

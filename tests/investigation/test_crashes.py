@@ -27,6 +27,7 @@ def crash(error: str, **made: tuple[str, int]) -> Crash:
         ("AssertionError: No inf checks were recorded for this optimizer.", "create the optimizer last"),
         ("AssertionError: No inf checks were recorded prior to update.", "scaler.step()"),
         ("RuntimeError: unscale_() has already been called on this optimizer since", "once per step"),
+        ("RuntimeError: unscale_() is being called after step().", "scaler.update() after every step"),
         ("RuntimeError: mat1 and mat2 must have the same dtype, but got Float and Half", "autocast"),
         ("RuntimeError: value cannot be converted to type c10::Half without overflow", "-65504"),
         ("NotImplementedError: \"ctc_loss_cpu\" not implemented for 'Half'", "ctc_loss_cpu for Half"),

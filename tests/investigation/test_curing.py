@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halfguard.investigation.curing import PROOF, cure_good_run
+from halfguard.investigation.curing import PROOF, Proven, cure_good_run
 from halfguard.investigation.misuse import cures_of
 from halfguard.investigation.passes import (
     Made,
@@ -184,7 +184,9 @@ def test_a_patch_after_which_an_overflow_is_swallowed_as_before_is_no_cure(one: 
     told, proven = cure_good_run(one, first_run(one), swallowed)
     assert [misused.kind for misused in told] == ["swallowed"]
     assert proven.cure is None
-    assert [trial.note for trial in proven.trials] == ["10 steps", "the same fault remains"]
+    in_fp32, *patched = [trial.note for trial in proven.trials]
+    assert in_fp32 == "10 steps"
+    assert patched == ["the same fault remains"] * 3  # the line, BF16, and all of it in FP32
 
 
 def test_lost_updates_are_told_with_the_line_of_the_cast(one: Passes) -> None:
@@ -243,3 +245,11 @@ def test_many_lost_updates_are_told_if_fp32_learns_more(one: Passes, last: float
 def test_a_run_without_anything_is_not_run_again(one: Passes) -> None:
     assert cure_good_run(one, first_run(one), PassResult(ended="steps"))[0] == ()
     assert one.asked == []
+
+
+def test_a_run_that_was_stopped_and_has_no_fault_is_not_run_in_fp32(
+    one: Passes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Passes, "run", None)
+    stopped = first_run(one).model_copy(update={"ended": "steps"})
+    assert cure_good_run(one, stopped, None) == ((), Proven())

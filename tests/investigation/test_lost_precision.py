@@ -125,14 +125,25 @@ def test_steps_of_another_optimizer_are_not_judged() -> None:
 
 
 @pytest.mark.usefixtures("seeded")
-@pytest.mark.parametrize(("large", "unsure"), [(4, [False]), (16, [True]), (48, [])])
-def test_updates_are_called_lost_if_nine_tenths_are_and_perhaps_if_half_are(
+@pytest.mark.parametrize(("large", "unsure"), [(4, [False]), (16, [True]), (48, [True])])
+def test_updates_are_called_lost_if_nine_tenths_are_and_perhaps_if_half_or_a_whole_tensor_are(
     large: int, unsure: list[bool]
 ) -> None:
     net = linear(torch.float16)
     with torch.no_grad():
         net.weight.view(-1)[:large] = 1e-4  # so small that an update changes it
     assert [told.unsure for told in train(net, [1e-5] * 3)] == unsure
+
+
+@pytest.mark.usefixtures("seeded")
+def test_a_tensor_that_never_moves_is_told_beside_others_that_learn() -> None:
+    net = linear(torch.float16)
+    nn.init.constant_(net.weight, 1e-4)
+    (told,) = train(net, [1e-5] * 3)
+    assert told.unsure
+    assert "16-bit weights (1 of 2 tensors) are lost" in told.sentence
+    nn.init.constant_(net.bias, 1e-4)
+    assert train(net, [1e-5] * 3) == ()
 
 
 @pytest.mark.usefixtures("seeded")
@@ -204,7 +215,7 @@ def test_a_learning_rate_of_0_loses_no_updates(rate: float | torch.Tensor) -> No
         optimizer.step()
     bus.remove()
     assert not [*updates.found(Made(), "")]
-    assert updates._shares == [0.0, 0.0, 0.0]
+    assert list(updates._lost.values()) == [[(0, 8)] * 3]
 
 
 @pytest.mark.parametrize(

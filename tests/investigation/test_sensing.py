@@ -22,6 +22,7 @@ def test_a_scale_that_falls_below_one_is_an_event() -> None:
 def test_a_scale_that_begins_below_one_may_calibrate() -> None:
     rule = SkipRule()
     assert not rule.overflow(2.0**-10)
+    assert not rule.overflow(2.0**-11)
     rule.good()
     assert not rule.at_end(crashed=False)
     assert "fell" in rule.overflow(2.0**-11)

@@ -36,6 +36,7 @@ from halfguard.repairs.settings import (
     scaler_device,
 )
 from halfguard.repairs.steps import (
+    add_update,
     is_returned,
     leave_out_step,
     optimizer_last,
@@ -109,6 +110,10 @@ ROWS: list[Row] = [
     (fp32_weights, FP16, "import torch\nt = Tracks(x, torch.half)\n", "t =", "Tracks(x, torch.float32)\n"),
     (fp32_weights, FP16, "import torch\ndef f():\n    return Net().to(torch.bfloat16)\n", "Net",
      "    return Net()\n"),
+    (fp32_weights, FP16, "import torch\nmodel = Net(3).to(getattr(torch, args.dtype))\n", "Net",
+     "model = Net(3).float()\nmodel.forward = torch.autocast("),
+    (fp32_weights, FP16, "import torch\nd = torch.half if amp else torch.float32\nv.to(d)\n", "v.to",
+     "d = torch.float32\nv.to(d)"),
     (labels_from_zero, {}, "loss = criterion(out, y)\n", "loss", "criterion(out, y - 1)\n"),
     (labels_from_zero, {}, "loss = criterion(out, y) + other(a, b)\n", "loss", ""),
     (skip_bad_batch, {}, "f(x).backward()\n", "f(", ""),
@@ -180,6 +185,9 @@ ROWS: list[Row] = [
      "for b in d:\n    if last:\n        s.step(a)\n        s.step(b)\n        go()\n    s.update()\n",
      "update", "        s.step(b)\n        s.update()\n        go()\n"),
     (update_after_step, {}, "if x:\n    s.step(a)\nif y:\n    s.step(b)\ns.update()\n", "update", ""),
+    (add_update, {}, "engine.run()\n", "engine", ""),
+    (add_update, {}, "s.step(a)\ns.step(b)\ns.update()\n", "(a)",
+     "s.step(a)\ns.update()\ns.step(b)\ns.update()\n"),
     (load_if_not_empty, {}, "engine.run()\n", "engine", ""),
     (optimizer_last, {}, "opt = AdamW(\n    p,\n)\nm.head = new()\ngo(opt)\n", "AdamW",
      "m.head = new()\nopt = AdamW(\n    p,\n)\ngo(opt)\n"),

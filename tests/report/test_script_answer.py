@@ -208,7 +208,8 @@ def test_what_fp32_changes_agrees_with_its_trials(
     ("note", "told"),
     [
         ("stopped after 149 steps", "start (stopped after 149 steps; later steps are untested)."),
-        ("ended after 400 steps", "from the start."),
+        ("ended after 400 steps", "from the start (it was not compared with FP32)."),
+        ("ended after 400 steps; printed acc: 0.9 (FP32: 0.9)", "from the start."),
     ],
 )
 def test_how_far_a_patch_was_verified_is_told(note: str, told: str) -> None:
@@ -228,6 +229,15 @@ def test_a_silent_fault_begins_with_what_it_is_and_whether_it_was_fixed() -> Non
     text = to_markdown(script_answer_page(answer))
     told = "In short: gradients were clipped at train.py:7: clip(x). No fix was tested."
     assert told in text.replace("\\", "")
+    failed = ReplayTrial(name="the script, patched: a", good=False)
+    text = to_markdown(script_answer_page(answer.model_copy(update={"trials": (failed,)})))
+    assert "No fix was tested" not in text
+    assert "The patches that were tested do not fix the script." in text
+
+
+def test_a_finite_step_with_wrong_gradients_is_not_called_good() -> None:
+    text = with_trial("a", ReplayTrial(name="b", good=True, error_as_written=59.3))
+    assert "finite, but far from FP32" in text
 
 
 def test_skipped_steps_are_in_the_title_of_a_good_run() -> None:

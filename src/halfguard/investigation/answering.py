@@ -297,6 +297,11 @@ def _loss_scale(scaler: ScalerFacts) -> str:
     if not scaler.used:
         return ""
     skipped = f"{scaler.skips} step{'' if scaler.skips == 1 else 's'} skipped"
+    if scaler.count > 1:  # each has a scale of its own
+        return (
+            f"{scaler.count} scalers; the initial loss scale of the first is {scaler.first:g}, the final one "
+            f"of the last is {scaler.last:g}; {skipped}"
+        )
     return f"initial loss scale {scaler.first:g}, final loss scale {scaler.last:g}; {skipped}"
 
 

@@ -253,7 +253,7 @@ class HookBus:
     def _engine(self, original: Any) -> Any:
         def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             tensors = [t for t in outputs if type(t) is Tensor]
-            if self._busy or len(tensors) < len(outputs) or _is_transformed():
+            if self._busy or len(tensors) < len(outputs) or is_transformed():
                 with self.engine_mode:
                     return original(outputs, *args, **kwargs)
             call = self._read(tensors, args, accumulates=bool(kwargs.get("accumulate_grad")))
@@ -539,7 +539,7 @@ def _is_one_number(tensor: Tensor) -> bool:
     return tensor.numel() == 1 and tensor.is_floating_point() and not tensor.is_meta
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Return whether torch.compile or torch.func run the code, with tensors that hold no numbers."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True

@@ -54,11 +54,12 @@ class HiddenError(Detector):
         ]
         if len(went_on) >= OFTEN and not error:
             hidden, place = went_on[0]
+            crash = Crash(hidden, place, made)
             text = (
-                f"The scaler raised {hidden!r} {len(went_on)} times. The script caught the error "
-                f"and continued without completing these steps: {describe_place(place)}."
+                f"The scaler raised {hidden!r} {len(went_on)} times. The script caught the error and "
+                f"continued without completing these steps: {describe_place(place)}. {crash.advice}"
             )
-            yield _hidden(text, Crash(hidden, place, made))
+            yield _hidden(text, crash)
 
 
 class CaughtErrors(Detector):
@@ -100,7 +101,8 @@ class CaughtErrors(Detector):
 
     def found(self, made: Made, error: str) -> Iterator[Misused]:
         place, texts = max(self._seen.items(), key=lambda one: len(one[1]), default=(None, []))
-        if error or len(texts) < max(OFTEN, self.bus.backward / 2):
+        few = len(texts) < self.bus.backward / 2 and len(texts) <= self.bus.steps
+        if error or len(texts) < OFTEN or few:
             return
         crash = Crash(texts[0], place, made)
         text = (

@@ -28,8 +28,7 @@ from halfguard.investigation.passes import (
     TrialKind,
     TrialResult,
 )
-from halfguard.investigation.trying import FAR
-from halfguard.records.autopsy import Culprit, Cure
+from halfguard.records.autopsy import FAR, Culprit, Cure
 from halfguard.records.plan import Island, PrecisionPlan
 from halfguard.records.script_answer import InFP32
 from halfguard.repairs import masks, scaling, settings, steps
@@ -40,6 +39,7 @@ from halfguard.repairs.stable_operation import make_patch
 _NOT_UPDATED = 8  # scaled backward passes; more than most loops accumulate
 _COMPOSED = {"log(sigmoid": "HG104", "log(1 - sigmoid": "HG104", "log(softmax": "HG105"}
 _CTC = ("CTCLoss", "ctc_loss")
+_BF16_RANGE = "BF16 has the range of FP32, but only 8 significant bits instead of FP16's 11"
 
 
 def judge_fp32(trials: tuple[TrialResult, ...]) -> InFP32:
@@ -120,6 +120,48 @@ def _skipped(found: PassResult, event: Event) -> Iterator[Cure]:
         )
 
 
+def keep_in_fp32(place: Place | None, casts: tuple[Place, ...]) -> str:
+    """Leave out the cast of a line, and the same one on the other lines of its file that cast to half."""
+    lines = (line for file, line in casts if place is not None and file == place[0])
+    return leave_out_cast(place, tuple(lines))
+
+
+def keep_each(casts: tuple[Place, ...], script: str, told: str, code: str) -> Iterator[Cure]:
+    """Yield each cast left out, and each of several regions of autocast, one at a time; then like casts."""
+    cast = f"{told} It ends as in FP32 if these values stay in FP32"
+    region = f"{told} It ends as in FP32 if autocast is off here"
+    for place in casts:
+        yield from untried(f"{cast}: {describe_place(place)}.", keep_in_fp32(place, ()), code)
+    regions = settings.regions_of(script) if script else ()
+    for place in regions if len(regions) > 1 else ():
+        patch = settings.autocast_region(place, "enabled", "False")
+        yield from untried(f"{region}: {describe_place(place)}.", patch, code)
+    for place in casts:
+        yield from untried(f"{cast}: {describe_place(place)}.", keep_in_fp32(place, casts), code)
+
+
+def list_fallbacks(
+    casts: tuple[Place, ...], made: Made, script: str, told: str = "", code: str = ""
+) -> Iterator[Cure]:
+    """Yield what FP32 has shown for the script: all of its casts left out, BF16, and FP32 everywhere."""
+    lines = "; ".join(map(describe_place, casts))
+    yield from untried(f"{told}Keep these values in FP32: {lines}.", _no_half(casts), code)
+    if made.autocast is not None:
+        yield from untried(
+            f"{told}Train in BF16: {_BF16_RANGE}.", _use_bfloat16(made.autocast, script), code
+        )
+    text = f"{told}Train in FP32: no smaller change has a patch that was verified."
+    yield from untried(text, _no_half(casts, script), code)
+
+
+def _no_half(casts: tuple[Place, ...], script: str = "") -> str:
+    """Return a patch of all files that cast to half; with a script, autocast is off there."""
+    files = {file: tuple(line for other, line in casts if other == file) for file, _ in casts}
+    files |= {script: files.get(script, ())} if script else {}
+    found = (settings.no_half((file, 0), at, regions=file == script) for file, at in files.items())
+    return "\n".join(filter(None, found))
+
+
 def untried(sentence: str, patch: str, code: str) -> Iterator[Cure]:
     """Yield a cure that no trial has shown, if its patch is certain: a run of the patched script has to."""
     if patch:
@@ -169,6 +211,13 @@ def _misuse(found: PassResult, culprit: Culprit, event: Event) -> Iterator[Cure]
             "steps itself.",
             patch,
             "HG302",
+        )
+    if event.scale > 1 and culprit.phase == "backward":
+        yield from untried(
+            f"The scaler is created repeatedly at {describe_place(found.made.scaler)}, and each new one "
+            "loses the loss scale that the last one had calibrated. Create it once, before the loop.",
+            steps.scaler_once(found.made.scaler),
+            "HG210",
         )
     if "ctc_loss" in culprit.op:
         made = next((one.place for one in found.made.modules if not one.path), None)
@@ -233,9 +282,8 @@ def _cures(found: PassResult, culprit: Culprit, event: Event, script: str) -> It
     if "scale" in good:
         yield _scale(good["scale"], event, culprit, found)
     if "bf16" in good:
-        why = "BF16 has the range of FP32, but only 8 significant bits instead of FP16's 11"
         patch = _use_bfloat16(found.made.autocast, script)
-        yield _precision(good["bf16"], "bf16-mixed", why, patch)
+        yield _precision(good["bf16"], "bf16-mixed", _BF16_RANGE, patch)
     if "fp32" in good:
         patch = settings.autocast_region(found.made.autocast, "enabled", "False")
         yield _precision(good["fp32"], "fp32", _why_fp32(found.trials), patch)

@@ -17,22 +17,32 @@ from statistics import median
 import torch
 
 from halfguard.investigation.advice import advise_on_reference, describe_place
-from halfguard.investigation.cures import judge_fp32, list_cures, untried
+from halfguard.investigation.cures import (
+    judge_fp32,
+    keep_each,
+    keep_in_fp32,
+    list_cures,
+    list_fallbacks,
+    untried,
+)
 from halfguard.investigation.misuse import Crash, cures_of, misuse_cures
 from halfguard.investigation.passes import (
     Event,
     Misused,
     PassResult,
+    Place,
     TrialKind,
     TrialPlan,
     TrialResult,
 )
+from halfguard.investigation.printed_numbers import compare_last, farther, worse_numbers
 from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.investigation.trying import CALIBRATED, relative_error, run_trials
+from halfguard.investigation.worse_than_fp32 import Shortfall, ends_of, find_shortfall
 from halfguard.records.autopsy import Cure, ReplayTrial, is_source_patch
 from halfguard.records.script_answer import InFP32
+from halfguard.repairs import settings
 from halfguard.repairs.applying import fits
-from halfguard.repairs.casts import leave_out_cast
 from halfguard.repairs.masks import divide_by_nonzero
 
 _IN_FP32_NAME = "the script in FP32, from its first line"
@@ -145,17 +155,22 @@ def is_worth_it(first: PassResult, event: Event) -> bool:
 
 
 def prove(
-    cures: Sequence[Cure], run: RunPatched, judge: Judge, compare: Callable[[], str] = str
+    cures: Sequence[Cure],
+    run: RunPatched,
+    judge: Judge,
+    compare: Callable[[], str] = str,
+    fallbacks: Sequence[Cure] = (),
 ) -> Proven:
     """Return the first cure with which the script trains; else the best one that a trial has shown.
 
     What a run of the patched script has refuted is not recommended. ``compare`` returns how a good run
-    compares with FP32.
+    compares with FP32. Fallbacks are larger changes, for the case that no cure is proven.
     """
     patches = dict.fromkeys(cure.patch for cure in cures if is_source_patch(cure.patch))
+    tried = dict.fromkeys((*list(patches)[:_MOST], *(one.patch for one in fallbacks)))
     trials, spent, refuted = list[ReplayTrial](), 0.0, set[str]()
-    for patch in list(patches)[:_MOST]:
-        cure = next(one for one in cures if one.patch == patch)
+    for patch in tried:
+        cure = next(one for one in (*cures, *fallbacks) if one.patch == patch)
         result = run(patch) if spent <= _SECONDS else None
         if result is None:
             continue
@@ -222,13 +237,15 @@ _KEPT = 0.8  # of the norm of the gradients in FP32
 _NOISY = 0.5  # relative error of gradients
 _IN_FP32: tuple[TrialKind, ...] = ("statement", "slice", "function")
 _ROUNDED = ("rounded integers", "lost digits", "lost increments")  # maybe where a cast was made
+_OF_NUMBERS = (*_ROUNDED, "lost updates", "swallowed", "bad buffer", "no scaler", "zero gradients",
+               "worse than FP32")  # fmt: skip
 
 
 def cure_bad_run(
     one: Investigation, first: PassResult, event: Event, second: PassResult, crash: Crash | None
 ) -> Proven:
     """Choose a cure: the first one whose patch carries the script beyond the bad step, as FP32 does."""
-    script = "" if one.target.is_module else str(one.folder / one.target.name)
+    script = one.script
     with contextlib.chdir(one.base):  # paths of patches begin there
         cures = list_cures(second, event, script) if crash is None else crash.cures()
         cures = [*misuse_cures(first), *_by_numpy(first, second), *cures]
@@ -245,11 +262,13 @@ def cure_bad_run(
     if in_fp32 == "fails":  # no other precision is a cure, nor a limit that hides growing numbers
         limits = {one.trial.name for one in second.trials if one.limits and step == "fine"}
         cures = [one for one in cures if one.what != "precision" and one.trial not in limits]
-    if advice:  # the step alone shows nothing
-        with contextlib.chdir(one.base):
-            kept = map(leave_out_cast, reference.result.casts)
+    casts = reference.result.casts
+    with contextlib.chdir(one.base):
+        if advice:  # the step alone shows nothing
+            kept = (keep_in_fp32(place, casts) for place in casts)
             early = [cure for patch in kept for cure in untried(advice, patch, "HG601")]
-        cures = [*early, *(cure.model_copy(update={"trial": ""}) for cure in cures)]
+            cures = [*early, *(cure.model_copy(update={"trial": ""}) for cure in cures)]
+        fallbacks = list(list_fallbacks(casts, second.made, script)) if known == "fine" else []
 
     def judge(result: PassResult, cure: Cure) -> str:
         return failure(result, event) or _worse(one, reference, cure)
@@ -257,7 +276,7 @@ def cure_bad_run(
     def run(patch: str) -> PassResult | None:
         return _run_patched(one, patch, _LONGER * steps, seconds)
 
-    proven = prove(cures, run, judge, lambda: reference.compare(one.losses("patched")))
+    proven = prove(cures, run, judge, lambda: _compare(one, reference), fallbacks)
     trials = (reference.trial(event), *proven.trials)
     trials = trials if reference.result.backward else proven.trials
     if proven.cure is not None and step != "unknown" and in_fp32 == "fails":
@@ -278,7 +297,16 @@ def _by_numpy(first: PassResult, second: PassResult) -> Iterator[Cure]:
 
 def _worse(one: Investigation, reference: Reference, cure: Cure) -> str:
     """Return by how much the patched script is worse than FP32; with this misuse FP32 is no measure."""
-    return "" if cure.code in _IN_ANY_PRECISION else reference.worse(one.losses("patched"))
+    if cure.code in _IN_ANY_PRECISION:
+        return ""
+    runs = (one.printed.get(name, "") for name in ("losses", "patched", "fp32"))
+    return reference.worse(one.losses("patched")) or farther(*runs)
+
+
+def _compare(one: Investigation, reference: Reference) -> str:
+    """Return how the patched script compares with FP32: its losses, and what it prints."""
+    printed = compare_last(one.printed.get("patched", ""), one.printed.get("fp32", ""))
+    return "; ".join(filter(None, (reference.compare(one.losses("patched")), printed)))
 
 
 def run_reference(one: Investigation, steps: int, seconds: float) -> Reference:
@@ -296,26 +324,40 @@ def cure_good_run(
     found = () if inspected is None else inspected.misuse
     seen = tuple(one for one in found if (one.kind, one.place) not in told)
     ended = first.ended in ("finished", "exited", "steps")
+    known = (*first.misuse, *seen)  # an audit finds again what was not confirmed before
     if first.error or not ended or not _can_patch(one) or first.effort > SOON_SECONDS:
-        known = (*first.misuse, *seen)
         return tuple(misused for misused in known if not misused.unsure), Proven()
-    if not first.misuse and not seen:
+    if not known and (not first.backward or first.ended == "steps"):  # FP32 has nothing to confirm
         return (), Proven()
     steps, seconds = 2 * first.steps + _FURTHER, 20 + 3 * first.seconds
     reference = run_reference(one, steps, seconds)
-    known = (*first.misuse, *seen)  # an audit finds again what was not confirmed before
     early, seen = (
         tuple(found for misused in some for found in _confirmed(one, first, misused, reference))
         for some in (first.misuse, seen)
     )
-    confirmed = (*early, *seen)
+    confirmed, short = (*early, *seen), None
+    if not confirmed:
+        short = find_shortfall(one, first, reference.result, Patched("", steps, seconds))
+        confirmed = () if short is None else (*_suspects(known, first, short), short.misuse())
+    if not confirmed:
+        return _cure_rate(one, first, reference, steps, seconds)
     cures: dict[str, tuple[Cure, Misused]] = {}
+    script = one.script
+    casts, last = reference.result.casts, dict[str, tuple[Cure, Misused]]()
     with contextlib.chdir(one.base):
         for misused in confirmed:
-            kept = map(leave_out_cast, reference.result.casts if misused.kind in _ROUNDED else ())
-            late = (cure for way in kept for cure in untried(misused.sentence, way, misused.code))
-            for cure in (*cures_of(misused, first), *_fp32_lines(one, misused), *late):
+            of_casts = casts if misused.kind in _ROUNDED else ()
+            kept = (keep_in_fp32(place, casts) for place in (misused.place, *of_casts) if of_casts)
+            late = [cure for way in kept for cure in untried(misused.sentence, way, misused.code)]
+            known_cast = late[:1] if misused.place in of_casts else []
+            if misused.kind == "worse than FP32":
+                late = list(keep_each(casts, script, misused.sentence, misused.code))
+            for cure in (*known_cast, *cures_of(misused, first), *_fp32_lines(one, misused), *late):
                 cures.setdefault(cure.patch, (cure, misused))
+            if misused.kind in _OF_NUMBERS and reference.judge(None) == "fine":
+                text = f"{misused.sentence} "
+                for cure in list_fallbacks(casts, first.made, script, text, misused.code):
+                    last.setdefault(cure.patch, (cure, misused))
 
     def run(patch: str) -> PassResult | None:
         result = _run_patched(one, patch, steps, seconds)
@@ -326,13 +368,81 @@ def cure_good_run(
         return with_audit(result, again, 0 if inspected is None else inspected.inspected)
 
     def judge(result: PassResult, cure: Cure) -> str:
-        left = fault_left(result, cures[cure.patch][1], known)
+        left = fault_left(result, (last | cures)[cure.patch][1], known)
+        if not left and short is not None:
+            left = short.left(ends_of(one, "patched"), ends_of(one, "fp32"))
         return left or _worse(one, reference, cure)
 
-    some = [cure for cure, _ in cures.values()]
-    proven = prove(some, run, judge, lambda: reference.compare(one.losses("patched")))
-    trials = (reference.trial(None), *proven.trials) if confirmed else proven.trials
+    precise, larger = ([cure for cure, _ in some.values()] for some in (cures, last))
+    proven = prove(precise, run, judge, lambda: _compare(one, reference), larger)
+    trials = (reference.trial(None), *proven.trials)
+    if short is not None:  # what has no part in it is no finding
+        blamed = None if proven.cure is None else (last | cures)[proven.cure.patch][1]
+        confirmed = (short.misuse(),) if blamed is None else (blamed,)
     return confirmed, Proven(proven.cure, trials)
+
+
+_SLOWER = (0.1, 0.02, 0.005)  # times the learning rate
+_AS_AT_FIRST = 0.97  # of the first loss
+_BETTER = 0.75  # of the loss
+
+
+def _cure_rate(
+    one: Investigation, first: PassResult, reference: Reference, steps: int, seconds: float
+) -> tuple[tuple[Misused, ...], Proven]:
+    """Return a learning rate that is too high in any precision, if a lower one lets the loss fall."""
+    start, end = next(iter(one.losses("losses")), math.nan), _end(one.losses("losses"))
+    script = one.script
+    rate = first.made.rate
+    if not script or not rate or not end > _AS_AT_FIRST * start > 0:
+        return (), Proven()
+    text = (
+        f"The loss does not fall: it was {start:.4g} at first, and its median over the last quarter of the "
+        f"run is {end:.4g}, in FP32 {_end(reference.losses):.4g}. The learning rate of {rate:g} is too high "
+        "in any precision: with a lower one the loss falls. Lower it"
+    )
+    cures, lines = list[Cure](), list[Place]()
+    with contextlib.chdir(one.base):
+        for part in _SLOWER:
+            patch, lines = settings.learning_rate.with_places((script, 0), rate, part)
+            sentence = f"{text}: {describe_place(next(iter(lines), None))}."
+            cures += untried(sentence, patch, "")
+
+    def judge(result: PassResult, _cure: Cure) -> str:
+        if result.error or result.event is not None or result.ended not in OVER:
+            return result.error or "it did not finish"
+        now = _end(one.losses("patched"))
+        worse = worse_numbers(ends_of(one, "patched"), ends_of(one, "losses"))
+        falls = now < _BETTER * end and not worse
+        return "" if falls else f"it does not train better: the loss is {now:.4g}"
+
+    proven = prove(cures, lambda patch: _run_patched(one, patch, steps, seconds), judge)
+    if proven.cure is None:
+        return (), Proven()
+    fault = Misused(kind="too fast", sentence=proven.cure.sentence, place=next(iter(lines), None))
+    return (fault,), Proven(proven.cure, (reference.trial(None), *proven.trials))
+
+
+def _end(losses: Sequence[float]) -> float:
+    """Return the median of the last quarter of some losses."""
+    part = len(losses) // 4
+    return median(losses[-part:]) if part >= _FEWEST else math.nan
+
+
+def _suspects(known: Sequence[Misused], first: PassResult, short: Shortfall) -> Iterator[Misused]:
+    """Yield what may be the reason why a run ends worse than in FP32: a patched run has to show it."""
+    unscaled = not first.scaler.used and first.made.autocast is not None
+    place = first.made.backward
+    text = (
+        "Autocast runs in float16, but the loss is not scaled, so small gradients become 0. Scale the "
+        f"loss with a GradScaler: {describe_place(place)}."
+    )
+    named = [
+        Misused(kind="no scaler", code="HG207", sentence=text, place=place, scale=2.0**16)
+    ] * unscaled
+    for one in (*named, *(one for one in known if one.unsure)):
+        sentence = f"{one.sentence} {short.misuse().sentence}"
+        yield one.model_copy(update={"sentence": sentence, "unsure": False})
 
 
 def with_audit(result: PassResult, audit: PassResult, inspected: int) -> PassResult:

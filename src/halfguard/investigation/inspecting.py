@@ -20,7 +20,8 @@ from halfguard.investigation.bus import BackwardCall, HookBus
 from halfguard.investigation.caught_errors import CaughtErrors
 from halfguard.investigation.detectors import RoundedIntegers, SmallGradients
 from halfguard.investigation.lost_digits import LostDigits
-from halfguard.investigation.lost_updates import LostIncrements, LostUpdates
+from halfguard.investigation.lost_increments import LostIncrements
+from halfguard.investigation.lost_updates import LostUpdates
 from halfguard.investigation.passes import (
     Ended,
     Headroom,
@@ -135,20 +136,22 @@ class Inspecting:
             LostDigits(bus, self._modules, outermost),
             choose_taped(plan.inspect),
         )
-        self._increments = LostIncrements(bus)
+        increments = LostIncrements(bus)
         self._detectors = (
             RoundedIntegers(bus),
             self._updates,
             self._gradients,
             self._digits,
             CaughtErrors(bus, plan),
-            self._increments,
+            increments,
         )
         self._swallowed: list[Misused] = []
         self._until = time.process_time() + 2 * _SECONDS
         self._handle: Any = register_module_forward_pre_hook(self._first_call)
         self._stepping: set[Place | None] = set()  # lines that step an optimizer
         bus.listen(*self._detectors, self)
+        torch.compiler.set_stance("force_eager")
+        increments.__enter__()  # type: ignore[no-untyped-call]
 
     def _first_call(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
@@ -162,8 +165,6 @@ class Inspecting:
         self._updates.is_on = True
         self._watch = HeadroomWatch(self._bus, self._modules, self._code)
         self._watch.__enter__()  # type: ignore[no-untyped-call]
-        if self._bus.backward >= max(self._plan.inspect) // 2:  # what was new at first has settled
-            self._increments.begin()
 
     def on_stepping(self, _optimizer: Any) -> None:
         self._stepping.add(user_place())
@@ -230,7 +231,7 @@ class Inspecting:
         elif self._bus.backward == self._taped:
             self._digits.look_for()
         elif (
-            self._bus.backward > max(self._plan.inspect, default=0)
+            self._bus.backward > max(self._plan.inspect, default=0) + 1
             or time.process_time() > self._until
         ):
             self.on_finished("", "steps")

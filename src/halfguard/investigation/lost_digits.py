@@ -53,7 +53,6 @@ class LostDigits(Detector):
             self._begin()
 
     def _begin(self) -> None:
-        torch.compiler.set_stance("force_eager")
         self._tape = RoundingTape(self._modules, self._outermost, MAX_BYTES)
         self._tape.__enter__()  # type: ignore[no-untyped-call]
 
@@ -62,7 +61,6 @@ class LostDigits(Detector):
         tape, self._tape = self._tape, None
         if tape is not None:
             tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            torch.compiler.set_stance("default")
         return tape
 
     def on_backward(self, call: BackwardCall) -> None:

@@ -34,9 +34,17 @@ def _facts_of(optimizer: torch.optim.Optimizer, lines: tuple[Place, ...]) -> dic
         "optimizer": next(iter(lines), None),
         "optimizer_callers": lines[1:],
         "optimizer_class": type(optimizer).__name__,
+        "rate": _first_rate(optimizer),
         "eps": min((float(eps) for eps in given if isinstance(eps, int | float)), default=None),
         "fused": any(group.get("fused") for group in groups),
     }
+
+
+def _first_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return the learning rate of the first group, without a schedule."""
+    group = next(iter(optimizer.param_groups), {})
+    rate = group.get("initial_lr", group.get("lr"))
+    return float(rate) if isinstance(rate, int | float) else None
 
 
 def _makes(frame: FrameType, made: Any) -> bool:
@@ -87,6 +95,7 @@ class MadePlaces:
         self._half: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Place, ...]]] = {}
         self._known: dict[str, Any] = {}  # other fields of ``Made``
         self._last_optimizer: dict[str, Any] = {}
+        self._stepped: MutableMapping[Any, Place | None] = WeakIdKeyDictionary()  # by the scaler
 
     def facts(self, optimizer: torch.optim.Optimizer | None) -> Made:
         """Return the places; those of one optimizer, if it is known."""
@@ -221,10 +230,18 @@ class MadePlaces:
         self._note("scaler", self.place(without=scaler))
 
     def on_backward(self, call: BackwardCall) -> None:
+        self._note("backward", self.place())
         self._known["leaf_loss"] = bool(call.losses) and call.losses[0].grad_fn is None
 
     def on_scaled(self, _scaler: Any) -> None:
         self._note("scaling", self.place())
+
+    def on_scaler_done(self, _scaler: Any, optimizer: Any) -> None:
+        self._stepped[optimizer] = self.place()
+
+    def on_scaler_failed(self, optimizer: Any, _error: Exception) -> None:
+        if optimizer is not None:  # None if the loss could not be scaled
+            self._note("stepped", self._stepped.get(optimizer))
 
     def on_autocast_made(self, region: Any, _device: str) -> None:
         if region._enabled and region.fast_dtype is torch.float16:

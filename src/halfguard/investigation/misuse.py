@@ -69,6 +69,7 @@ class Crash:
             optimizer=_sentence("It was made at {}.", made.optimizer),
             copied=_sentence("A model was copied later at {}.", made.copied),
             leaf=_sentence("It was made at {}.", _given_gradients(made.scaling)),
+            stepped=_sentence("The step without an update is {}.", made.stepped),
         )
 
     def cures(self) -> list[Cure]:
@@ -90,13 +91,15 @@ class Crash:
                 "HG302",
             )
         if label := re.search(_LABEL, self.error):
-            patch, places = masks.ignored_labels.with_places(self.place, int(label[1]))
-            yield from untried(
-                f"The label {label[1]} is not a class. torch's losses ignore only the label -100 unless "
-                f"ignore_index names another one. Write -100 at {describe_place(next(iter(places), None))}.",
-                patch,
-                "HG612",
-            )
+            ways = {masks.ignored_labels: "Write -100", masks.ignore_label: "Pass ignore_index"}
+            for repair, way in ways.items():
+                patch, places = repair.with_places(self.place, int(label[1]))
+                yield from untried(
+                    f"The label {label[1]} is not a class. torch's losses ignore only the label -100 unless "
+                    f"ignore_index names another one. {way} at {describe_place(next(iter(places), None))}.",
+                    patch,
+                    "HG612",
+                )
         if self.code == "HD106" and self.made.optimizer is not None:
             lines = (self.made.optimizer, *self.made.optimizer_callers)
             named = next((one for one in lines if not steps.is_returned(one)), None)
@@ -170,7 +173,7 @@ class _Known:
     is_of: Callable[[Crash], bool] = lambda _: True  # among those with the same message
 
 
-_OF_SCALER = ("HG202", "HG303", "HD106", "HD107")
+_OF_SCALER = ("HG202", "HG302", "HG303", "HD106", "HD107")
 _LABEL = r"Target (-?\d+) is out of bounds"
 # Of Linear and of convolutions; with other dtypes half is not to blame.
 _MIXED = "same dtype.*(Half|BFloat16)|type .*(Half|BFloat16).* should be the same"
@@ -220,7 +223,15 @@ _KNOWN = (
         lambda one: (steps.update_after_step(one.place),),
     ),
     _Known(
-        r"(unscale_|step)\(\) has already been called",
+        r"unscale_\(\) is being called after step|step\(\) has already been called",
+        "HG302",
+        "scaler.update() was not called after the last scaler.step() of this optimizer, so the scaler still "
+        "counts its next step as the same one. Call scaler.update() after every step, also if an optimizer "
+        "steps several times per iteration.{stepped}{at}",
+        lambda one: (steps.add_update(one.made.stepped),),
+    ),
+    _Known(
+        r"unscale_\(\) has already been called",
         "HG202",
         "Gradients may be unscaled only once per step. Call scaler.unscale_(optimizer) only after "
         "the last micro-batch and scaler.update() after every step. (Accelerate's clip_grad_norm_ "

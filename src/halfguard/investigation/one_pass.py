@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import multiprocessing
 import os
@@ -11,10 +12,10 @@ import random
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -59,7 +60,7 @@ def run_to_the_end(plan: PassPlan) -> tuple[str, Ended]:
     os.environ["PWD"] = plan.folder
     sys.argv = [target.name, *target.arguments]
     sys.path[0] = plan.folder if target.is_module else str(Path(target.name).resolve().parent)
-    _seed()
+    _seed(plan.seed)
     try:
         with _emulated() if plan.emulate else contextlib.nullcontext():
             run_target(target)
@@ -74,14 +75,25 @@ def run_to_the_end(plan: PassPlan) -> tuple[str, Ended]:
     return "", "finished"
 
 
-def _seed() -> None:
-    """Seed the generators, for scripts that do not; those that do are not disturbed."""
-    random.seed(_SEED)
-    torch.manual_seed(_SEED)
+def _seed(shift: int) -> None:
+    """Seed the generators, for scripts that do not; the seeds of those that do are shifted."""
+    owners: list[tuple[Any, str]] = [(random, "seed"), (torch, "manual_seed")]
     with contextlib.suppress(ImportError):
         import numpy as np  # noqa: PLC0415
 
-        np.random.seed(_SEED)
+        owners.append((np.random, "seed"))
+    for owner, name in owners:
+        set_seed = getattr(owner, name)
+        set_seed(_SEED + shift)
+        if shift:
+            setattr(owner, name, functools.partial(_set_shifted, set_seed, shift))
+
+
+def _set_shifted(set_seed: Callable[..., Any], shift: int, *given: Any, **named: Any) -> Any:
+    """Set another seed than the one that is given."""
+    given = tuple(one + shift if isinstance(one, int) else one for one in given)
+    named = {key: one + shift if isinstance(one, int) else one for key, one in named.items()}
+    return set_seed(*given, **named)
 
 
 @contextlib.contextmanager

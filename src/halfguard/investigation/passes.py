@@ -99,6 +99,8 @@ MisuseKind = Literal[
     "swallowed",  # overflow that became a finite number
     "zero gradients",  # in every backward pass
     "lost digits",  # more than rounding must cost
+    "too fast",  # a learning rate
+    "worse than FP32",  # at its end, for a reason without a name
 ]
 Few = Literal["", "none", "one"]
 Start = Literal["event", "first module", "script"]
@@ -158,6 +160,7 @@ class PassPlan(FloatRecordPart):
     inspect: tuple[int, ...] = ()  # backward passes to look at
     patched: bool = False  # the script is patched, to see if it trains
     in_fp32: bool = False  # all of it, from the first line
+    seed: int = 0  # added to those that the script sets
     emulate: bool = False
     isolated: tuple[str, ...] = ()  # folders that may be written to
     originals: tuple[str, ...] = ()  # the folders that were copied
@@ -168,6 +171,7 @@ class ScalerFacts(FloatRecordPart):
     """The loss scale over a run."""
 
     used: bool = False
+    count: int = 0  # of scalers
     skips: int = 0
     first: float = math.nan
     last: float = math.nan
@@ -196,6 +200,7 @@ class Made(FloatRecordPart):
     optimizer: Place | None = None
     optimizer_callers: tuple[Place, ...] = ()  # lines that led to that one, innermost first
     optimizer_class: str = ""  # of the optimizer that stepped
+    rate: float | None = None  # the learning rate of that optimizer
     eps: float | None = None  # the smallest of that optimizer, if it has one
     fused: bool = False  # the optimizer skips steps by itself
     half_weights: Place | None = None  # its weights became half here
@@ -204,6 +209,8 @@ class Made(FloatRecordPart):
     half_module: Place | None = None  # weights that no optimizer holds became half here
     scaler: Place | None = None
     scaling: Place | None = None  # a call of scaler.scale
+    backward: Place | None = None  # a backward pass
+    stepped: Place | None = None  # a step of the scaler, of the optimizer for which it failed last
     autocast: Place | None = None  # an FP16 region
     autocast_device: str = ""  # of that region
     copied: Place | None = None  # a model was copied here, after the optimizer was made

@@ -191,6 +191,7 @@ class Interruption:
 
 Watch = Callable[[str, PassResult, float], None]
 _LOG_LINES = 12
+_PRINTED_LINES = 200
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,12 @@ class Investigation:
     bad_rank: int | None = None
     inspect: tuple[int, ...] = ()  # backward passes of a good run
     interruption: Interruption = field(default_factory=Interruption)
+    printed: dict[str, str] = field(default_factory=dict)  # by runs that ended, named like losses
+
+    @property
+    def script(self) -> str:
+        """The user's file; empty for a module."""
+        return "" if self.target.is_module else str(self.folder / self.target.name)
 
     @property
     def log(self) -> Path:
@@ -240,6 +247,7 @@ class Investigation:
         change: TrialPlan | None = None,
         trial: Patched | None = None,
         in_fp32: bool = False,
+        seed: int = 0,
     ) -> PassResult:
         """Run one pass, and return its result with the user's own paths."""
         if self.interruption.has_come():
@@ -255,13 +263,14 @@ class Investigation:
         variables = {} if ranks is None else ranks.begin_pass()
         self.log.write_bytes(b"")
         name = "other" if every_step else "losses" if trial is None else "patched"
+        name = self.name_of(in_fp32=in_fp32, seed=seed) if in_fp32 or seed else name
         plan = PassPlan(
             kind=kind,
             target=self._inside(),
             folder=str(self._copied(self.folder)),
             base=str(self._copied(self.base)),
             answer=str(self.place / f"{kind}.json"),
-            losses=str(self.place / f"{'fp32' if in_fp32 else name}.bin"),
+            losses=str(self.place / f"{name}.bin"),
             steps=trial.steps if trial else self.steps if kind == "sense" else None,
             every_step=every_step,
             event=event,
@@ -271,6 +280,7 @@ class Investigation:
             inspect=self.inspect,
             patched=trial is not None,
             in_fp32=in_fp32,
+            seed=seed,
             emulate=self.emulate,
             isolated=() if copy is None else copy.folders(),
             originals=(str(self.folder),) if copy is None else tuple(map(str, copy.roots)),
@@ -295,12 +305,20 @@ class Investigation:
             self.interruption.during = _doing(doing, result, event)
         elif result.ended == "interrupted" and time.monotonic() > until:
             result = result.model_copy(update={"ended": "late"})
+        if kind == "sense":
+            whole = result.ended in ("finished", "exited") or (trial is None and result.event)
+            self.printed[name] = self.log_tail(_PRINTED_LINES) if whole else ""
         if ranks is not None:
             result = ranks.agree(result, self.bad_rank)
         return PassResult.model_validate_json(self.translate(result.model_dump_json()))
 
     def _copied(self, path: Path) -> Path:
         return path if self.copy is None else self.copy.inside(path)
+
+    @staticmethod
+    def name_of(*, in_fp32: bool, seed: int) -> str:
+        """Return the name of the losses of a pass in FP32, or with another seed."""
+        return ("fp32" if in_fp32 else "losses") + (f" {seed}" if seed else "")
 
     def losses(self, name: str) -> list[float]:
         """Return the losses of the last pass of a kind: "losses" of the first, "patched" or "fp32"."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -87,7 +88,8 @@ class SkipRule:
             self.first = scale
         self.skips += 1
         self.streak += 1
-        if scale < min(1, self.first):
+        begins_below = self.first < 1 and not self.applied  # it finds its level there
+        if scale < min(1, self.first) and not begins_below:
             return f"the loss scale fell to {scale:g} and the gradients still overflowed"
         calibrates = not self.applied and scale > USUAL_SCALE
         if self.streak >= MOST_IN_A_ROW and not calibrates:
@@ -120,6 +122,7 @@ class Sensing:
         self._stepped: torch.optim.Optimizer | None = None  # the last one
         self._never_good: set[int] | None = None  # storages of parameters that were bad at first
         self._scales = ScalerFacts()
+        self._scalers, self._scaler_count = weakref.WeakSet[Any](), 0
         self._started, self._busy = time.monotonic(), time.process_time()
         self._progress = ProgressFile(plan.answer)
         self._detectors = [make(bus) for make in DETECTORS]
@@ -160,6 +163,10 @@ class Sensing:
                 self._skipped()
             elif call.accumulates and not bad:
                 self._rule.good()
+
+    def on_scaled(self, scaler: Any) -> None:
+        self._scaler_count += scaler not in self._scalers
+        self._scalers.add(scaler)
 
     def _note_scale(self) -> None:
         scale, before = self._bus.scale, self._scales
@@ -272,7 +279,9 @@ class Sensing:
             seconds=time.monotonic() - self._started,
             busy=time.process_time() - self._busy,
             loss=self._losses[-1] if self._losses else math.nan,
-            scaler=self._scales.model_copy(update={"skips": self._rule.skips}),
+            scaler=self._scales.model_copy(
+                update={"skips": self._rule.skips, "count": self._scaler_count}
+            ),
             workers=self._bus.workers,
             spawns=self._surroundings.spawns,
             autocast_off=self._surroundings.autocast_off,

@@ -39,7 +39,7 @@ from halfguard.investigation.passes import (
 )
 from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.precision.islands import fp32_island, remove_island
-from halfguard.records.autopsy import Culprit, ReplayTrial
+from halfguard.records.autopsy import FAR, Culprit, ReplayTrial
 from halfguard.replaying.line_changes import line_change
 from halfguard.replaying.process_in_fp32 import process_in_fp32
 from halfguard.step.parameters import parameters_of
@@ -51,7 +51,6 @@ from halfguard.trials.proof import relative, squared_difference
 FP32 = TrialPlan(name="the whole step in FP32", kind="fp32")
 BF16 = TrialPlan(name="autocast in bfloat16", kind="bf16")
 _LINES = 4  # that are changed together
-FAR = 0.2  # relative error of gradients
 CALIBRATED = 1.0  # a scale that a scaler would reach, for changes of the computation
 _IN_FP32 = ("statement", "slice", "function")
 Run = Callable[[TrialPlan], TrialResult | None]

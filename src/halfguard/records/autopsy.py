@@ -93,6 +93,9 @@ Reproduced = Literal["bitwise", "same fault", "no"]
 CureKind = Literal["data", "weights", "operation", "island", "scale", "precision"]
 
 
+FAR = 0.2  # relative error of gradients from which a finite step is no good one
+
+
 class ReplayTrial(Record):
     """The incident's step, run again with one change."""
 

@@ -3,26 +3,83 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.source_file import Place, SourceFile, called_name
 
 _WORDS = ("dtype", "half", "float16")
 _HALF = ("float16", "half", "bfloat16")
+_DTYPES = ("dtype", "torch_dtype")
+_REGIONS = ("autocast", "custom_fwd")  # their dtype is not one of a tensor
 
 
 @Repair
-def leave_out_cast(file: SourceFile, line: int) -> None:
-    """Cast to FP32 instead, in every cast of the statement on a line, or make its tensors in FP32."""
+def leave_out_cast(file: SourceFile, line: int, same: tuple[int, ...] = ()) -> None:
+    """Cast to FP32 instead, in every cast of the statement on a line, or make its tensors in FP32.
+
+    In the ``same`` other lines, casts to the same dtype are changed as well.
+    """
     for default in _half_defaults(file, line):
         file.replace(default, "torch.float32")
-    for call in file.calls_of(line, "half", "bfloat16", "to") if not file.edits else ():
-        given = [file.source(one) for one in (*call.args, *(k.value for k in call.keywords))]
-        by_name = called_name(call) != "to" and not given
-        by_dtype = len(given) == 1 and any(word in given[0] for word in _WORDS)
-        if isinstance(call.func, ast.Attribute) and (by_name or by_dtype):
-            file.replace(call, f"{file.source(call.func.value)}.float()")
+    if not file.edits:
+        texts = lift_casts(file, line)
+        for other in (*same,) if texts else ():
+            if file.statement_at(other) is not file.statement_at(line):
+                lift_casts(file, other, texts)
+
+
+def lift_casts(file: SourceFile, line: int, only: Collection[str] = ()) -> set[str]:
+    """Let a statement that makes 16-bit tensors make FP32 ones; return how it named the dtypes."""
+    texts = set[str]()
+    for call in file.calls_of(line):
+        if called_name(call) in _HALF and isinstance(call.func, ast.Attribute) and not _given(call):
+            if not only or f".{call.func.attr}()" in only:
+                file.replace_attribute(call.func, "float")
+                texts.add(f".{call.func.attr}()")
+            continue
+        for dtype in _dtypes_of(file, call):
+            text = file.source(dtype)
+            if only and text not in only:
+                continue
+            texts.add(text)
+            if (
+                called_name(call) == "to"
+                and isinstance(call.func, ast.Attribute)
+                and call.args == [dtype]
+            ):
+                file.replace_attribute(call.func, "float")
+                file.replace(dtype, "")
+            else:
+                file.replace(dtype, _wide(text))
+    return texts
+
+
+def _wide(text: str) -> str:
+    is_numpy = "np." in text or "numpy." in text or text[:1] in "'\""
+    return text.replace("float16", "float32") if is_numpy else "torch.float32"
+
+
+def _dtypes_of(file: SourceFile, call: ast.Call) -> Iterator[ast.expr]:
+    """Yield the arguments of a call that name the dtype of what it makes."""
+    if called_name(call) in _REGIONS:
+        return
+    casts = called_name(call) in ("to", "type", "astype") and isinstance(call.func, ast.Attribute)
+    yield from (one for one in call.args if casts and names_half(file, one))
+    yield from (k.value for k in call.keywords if k.arg in _DTYPES and names_half(file, k.value))
+
+
+def names_half(file: SourceFile, node: ast.expr) -> bool:
+    """Return whether an expression may name a 16-bit dtype, by its words or by those that it is assigned."""
+    text = file.source(node).lower()
+    if text.startswith("getattr(torch,") or any(word in text for word in _WORDS):
+        return True
+    assigned = (
+        one.value
+        for one in ast.walk(file.tree if isinstance(node, ast.Name) else ast.Pass())
+        if isinstance(one, ast.Assign) and any(file.source(to) == text for to in one.targets)
+    )
+    return any(word in file.source(value) for value in assigned for word in _WORDS[1:])
 
 
 def _half_defaults(file: SourceFile, line: int) -> Iterator[ast.expr]:

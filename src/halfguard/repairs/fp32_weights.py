@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from halfguard.repairs.casts import lift_casts
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.source_file import Place, SourceFile, all_calls, assigned_target, called_name
 
@@ -36,7 +37,8 @@ def fp32_weights(
         return  # there is no name whose forward could run under autocast
     if target is None or not _leave_out_casts(file, statement):
         _cast_elsewhere(file, statement, callers)
-        return
+        if target is None or file.edits or file.instead or not lift_casts(file, line):
+            return
     name, margin = file.source(target), " " * statement.col_offset
     if dtype is None:
         if inputs:
@@ -135,6 +137,8 @@ def _is_cast(call: ast.Call, file: SourceFile) -> bool:
 
 
 def _is_half(node: ast.expr, file: SourceFile) -> bool:
+    if isinstance(node, ast.IfExp):
+        return _is_half(node.body, file) or _is_half(node.orelse, file)
     return file.source(node).removeprefix("torch.") in _HALF_NAMES
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfguard.repairs.repair import Repair
+from halfguard.repairs.settings import set_keyword
 from halfguard.repairs.source_file import SIMPLE, SourceFile, called_name
 
 
@@ -72,6 +73,27 @@ def labels_from_zero(file: SourceFile, line: int) -> None:
     found = named or losses
     if len(found) == 1 and isinstance(found[0].args[1], ast.Name | ast.Attribute | ast.Subscript):
         file.append(found[0].args[1], " - 1")
+
+
+_LOSSES = ("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss")
+_UNLABELLED = 255  # of masks that are stored in bytes
+
+
+@Repair
+def ignore_label(file: SourceFile, line: int, label: int) -> None:
+    """Let the loss of a line, or the module that it calls, ignore a label that marks what has no class."""
+    if 0 <= label != _UNLABELLED:
+        return
+    names = {file.source(call.func) for call in file.calls_of(line)}
+    made = [
+        node.lineno
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Assign) and any(file.source(to) in names for to in node.targets)
+    ]
+    found = [call for at in (line, *made) for call in file.calls_of(at, *_LOSSES)]
+    if len(found) == 1:
+        set_keyword(file, found[0], "ignore_index", str(label))
+        file.changed.append(found[0].lineno)
 
 
 _FILLS = (

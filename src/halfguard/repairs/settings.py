@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from halfguard.repairs.casts import lift_casts
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.source_file import Place, SourceFile, called_name
 
@@ -90,6 +91,13 @@ def autocast_region(file: SourceFile, line: int, name: str, value: str) -> None:
         set_keyword(file, region, name, value)
 
 
+def regions_of(path: str) -> tuple[Place, ...]:
+    """Return the lines of a file that have an autocast."""
+    file = SourceFile.read(path)
+    calls = () if file is None else file.calls
+    return tuple((path, call.lineno) for call in calls if called_name(call) == "autocast")
+
+
 def is_region(place: Place | None) -> bool:
     """Return whether a line has an autocast."""
     file = None if place is None else SourceFile.read(place[0])
@@ -117,6 +125,25 @@ def framework_precision(file: SourceFile, line: int, value: str) -> None:  # noq
                 set_keyword(file, call, value, "True", instead_of="fp16")
 
 
+_FULL = {"precision": '"32-true"', "mixed_precision": '"no"', "fp16": "False", "bf16": "False"}
+_FULL_ALREADY = ("32", "no", "False", "None")
+
+
+@Repair
+def no_half(file: SourceFile, line: int, casts: tuple[int, ...], *, regions: bool) -> None:
+    """Make FP32 tensors on lines that cast to half; with ``regions``, autocast is off in the whole file."""
+    for cast in dict.fromkeys((line, *casts)):
+        lift_casts(file, cast)
+    for call in file.calls if regions else ():
+        function = file.source(call.func)
+        if function in ("autocast", "torch.autocast") or function.endswith("amp.autocast"):
+            set_keyword(file, call, "enabled", "False")
+        for keyword in call.keywords:
+            value = file.source(keyword.value).strip("'\"")
+            if keyword.arg in _FULL and not value.startswith(_FULL_ALREADY):
+                file.replace(keyword.value, _FULL[keyword.arg])
+
+
 @Repair
 def mixed_precision(file: SourceFile, line: int) -> None:  # noqa: ARG001
     """Keep the weights in FP32, wherever the file asks Lightning for 16-bit ones."""
@@ -141,6 +168,39 @@ def optimizer_eps(file: SourceFile, line: int, optimizer: str, eps: str) -> None
     arguments = [call for call in file.calls if called_name(call).endswith(_CONFIGS)]
     if len(arguments) == 1:
         set_keyword(file, arguments[0], "adam_epsilon", eps)
+
+
+_RATES = ("lr", "learning_rate", "--lr", "--learning-rate", "--learning_rate")
+
+
+@Repair
+def learning_rate(file: SourceFile, line: int, rate: float, part: float) -> None:  # noqa: ARG001
+    """Multiply the only number of a file that is named as a learning rate and has its value."""
+    named = [
+        (keyword.arg or "", keyword.value)
+        for call in file.calls
+        for keyword in call.keywords
+        if called_name(call) != "add_argument"
+    ]
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            named.append((node.targets[0].id, node.value))
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            named.append((file.source(node.target), node.value))
+        elif isinstance(node, ast.arguments):
+            given = reversed((*node.posonlyargs, *node.args))
+            named += [(a.arg, d) for a, d in zip(given, reversed(node.defaults), strict=False)]
+        elif isinstance(node, ast.Call) and called_name(node) == "add_argument" and node.args:
+            defaults = (k.value for k in node.keywords if k.arg == "default")
+            named += [(file.source(node.args[0]).strip("'\""), value) for value in defaults]
+    found = [
+        value
+        for name, value in named
+        if name.lower() in _RATES and isinstance(value, ast.Constant) and value.value == rate
+    ]
+    if len(found) == 1:
+        file.replace(found[0], f"{rate * part:g}")
+        file.changed.append(found[0].lineno)
 
 
 @Repair

@@ -310,7 +310,7 @@ class SourceFile:
         end = self._offset(node.end_lineno or 0, node.end_col_offset or 0)
         self._add((end - len(node.attr.encode()), end), name)
 
-    def append(self, node: ast.expr, text: str) -> None:
+    def append(self, node: ast.expr | ast.arg, text: str) -> None:
         """Write text directly after an expression."""
         end = self._offset(node.end_lineno or 0, node.end_col_offset or 0)
         self._add((end, end), text)

@@ -6,6 +6,7 @@ import ast
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.scalers import are_free_after, scaler_steps, stepped_optimizer, steps_around
+from halfguard.repairs.settings import set_keyword
 from halfguard.repairs.source_file import (
     Place,
     SourceFile,
@@ -13,6 +14,7 @@ from halfguard.repairs.source_file import (
     assigned_target,
     called_name,
     loops_around,
+    own_nodes,
 )
 
 
@@ -72,6 +74,38 @@ def scaler_once(file: SourceFile, line: int) -> None:
         gap = "" if loop else "\n\n"
         file.insert_before(first, f"{file.moved(making, first.col_offset)}{gap}")
         file.remove(making)
+    elif isinstance(function, ast.FunctionDef) and not loop and stored.count(target.id) == 1:
+        _make_in_caller(file, making, function, target.id)
+
+
+def _make_in_caller(
+    file: SourceFile, making: ast.Assign, function: ast.FunctionDef, name: str
+) -> None:
+    """Make what a function makes before the loop of its only caller, and pass it as an argument."""
+    calls = [call for call in file.calls if file.source(call.func) == function.name]
+    scope = (file.function_at(calls[0].lineno) or file.tree) if calls else file.tree
+    loop = next(iter(loops_around(scope, calls[0].lineno)), None) if len(calls) == 1 else None
+    given = function.args
+    plain = not (given.posonlyargs or given.vararg or given.kwonlyargs or given.kwarg)
+    if loop is None or not given.args or not plain:
+        return
+    passed = dict(zip((one.arg for one in given.args), calls[0].args, strict=False))
+    passed |= {str(k.arg): k.value for k in calls[0].keywords}
+    parameters = {one.arg for one in given.args}
+    used = {n.id for n in ast.walk(making.value) if isinstance(n, ast.Name)}
+    renamed = [
+        one for one in used & parameters if one not in passed or file.source(passed[one]) != one
+    ]
+    nodes = (*ast.walk(function), *ast.walk(loop))
+    stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    taken = {n.id for n in own_nodes(scope) if isinstance(n, ast.Name)}
+    if renamed or used & stored or name in taken:
+        return
+    file.insert_before(loop, file.moved(making, loop.col_offset))
+    file.remove(making)
+    last, mark = (given.defaults[-1], "*, ") if given.defaults else (given.args[-1], "")
+    file.append(last, f", {mark}{name}")
+    set_keyword(file, calls[0], name, name)
 
 
 def _is_called_in_loop(file: SourceFile, name: str) -> bool:
@@ -93,6 +127,21 @@ def update_after_step(file: SourceFile, line: int) -> None:
         return  # the last one is not certain
     file.insert_after(steps[-1], file.moved(statement, steps[-1].col_offset))
     file.remove(statement)
+
+
+@Repair
+def add_update(file: SourceFile, line: int) -> None:
+    """Update the scaler after the step of a line; if it is the only one, the update elsewhere is left out."""
+    found = file.sole_call(line, "step")
+    if found is None:
+        return
+    (statement, call), scope = found, file.function_at(line) or file.tree
+    update = f"{file.owner_of(call)}.update()"
+    file.insert_after(statement, f"{' ' * statement.col_offset}{update}")
+    if len(scaler_steps(file, file.owner_of(call), scope)) == 1:
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Expr) and file.source(node) == update:
+                file.remove(node)
 
 
 @Repair

@@ -141,13 +141,13 @@ class ReplayedStep:
 
     @property
     def scale_floor(self) -> float:
-        """The lowest loss scale that the run could reach."""
+        """The loss scale to which the run could fall; below 1, small gradients would underflow."""
         scale = self.record.config.get("scale")
         floor = scale.get("floor") if isinstance(scale, dict) else None
         is_dynamic = (
             self.precision.needs_loss_scale and isinstance(floor, float | int) and floor > 0
         )
-        return float(floor) if is_dynamic and floor is not None else self.scale
+        return min(self.scale, max(floor, 1.0)) if is_dynamic and floor is not None else self.scale
 
     @property
     def emulated(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from halfguard.records.autopsy import (
+    FAR,
     Autopsy,
     Culprit,
     Cure,
@@ -23,6 +24,11 @@ _ACTIONS = {
     Action.HALT: "stopped the run",
 }
 _LANGUAGES = {"operation": "diff", "weights": "python"}
+_COLUMNS = {
+    "error": "Error: the relative error of all gradients together, against FP32 as written.",
+    "error, meant": "Meant: against a float64 evaluation of the intended formula.",
+    "largest scale": "Largest scale: the largest of the loss scales tried at which the step is finite.",
+}
 SATURATED = 0.05  # difference of the references from which a loss saturates in FP32 too
 
 
@@ -137,29 +143,52 @@ def _range(part: TensorRange) -> list[str]:
     return [Mono(part.name), shape, part.dtype, _number(part.low), _number(part.high), counts]
 
 
-def trial_blocks(
-    trials: tuple[ReplayTrial, ...], saturation: float | None = None
-) -> Iterator[Block]:
-    """Yield the table of the changes that were tried."""
+def trial_blocks(trials: Sequence[ReplayTrial], saturation: float | None = None) -> Iterator[Block]:
+    """Yield the table of the changes that were tried, without the columns that no trial fills."""
     yield Heading("What would have prevented it")
-    yield Text("Each change was applied separately, and the step was run again:")
-    meant = any(trial.error_as_meant is not None for trial in trials)
-    heads = ["change", "step", "loss", "gradient norm", "error"]
-    heads += ["error, meant"] if meant else []
+    yield Text("Each change was applied separately:")  # to the step, or to the whole script
+    columns = {
+        "change": [trial.name for trial in trials],
+        "step": [_verdict(trial) for trial in trials],
+        "loss": [_measured(trial, trial.loss) for trial in trials],
+        "gradient norm": [_measured(trial, trial.grad_norm) for trial in trials],
+        "error": [_percent(trial.error_as_written) for trial in trials],
+        "error, meant": [_percent(trial.error_as_meant) for trial in trials],
+        "largest scale": [_scale(trial.largest_scale) for trial in trials],
+        "note": [trial.note for trial in trials],
+    }
+    shown = {head: cells for head, cells in columns.items() if any(cells)}
     yield Table(
-        (*heads, "largest scale", "note"),
-        [_trial(trial, meant=meant) for trial in trials],
-        ["good" if trial.good else "bad" for trial in trials],
+        tuple(shown),
+        [list(row) for row in zip(*shown.values(), strict=True)],
+        ["good" if _verdict(trial) == "good" else "bad" for trial in trials],
     )
-    text = "Error: the relative error of all gradients together, against FP32 as written"
-    text += "; meant: against a float64 evaluation of the intended formula" if meant else ""
-    yield Text(
-        f"{text}. Largest scale: the largest of the loss scales tried at which the step is finite."
-    )
+    meanings = [text for head, text in _COLUMNS.items() if head in shown]
+    if meanings:
+        yield Text(" ".join(meanings))
     if saturation is not None and saturation > SATURATED:
         text = "The loss saturates in FP32 too: the FP32 gradients as written differ by "
         text += f"{saturation:.0%} from those of the intended formula in float64. "
         yield Text(f"{text}Therefore changes are compared with the intended formula.")
+
+
+def _verdict(trial: ReplayTrial) -> str:
+    """Return whether a step was good; a finite one is not, if its gradients are far from those of FP32."""
+    meant = trial.error_as_meant
+    error = trial.error_as_written if meant is None else meant
+    if trial.good and (error or 0) > FAR:
+        return "finite, but far from FP32"
+    return "good" if trial.good else "bad"
+
+
+def _measured(trial: ReplayTrial, value: float) -> str:
+    # NaN is a result only of a trial that ran and failed; a good one was not measured.
+    ran = not (":" in trial.note and math.isnan(trial.loss))
+    return f"{value:.6g}" if math.isfinite(value) or (ran and not trial.good) else ""
+
+
+def _scale(scale: float | None) -> str:
+    return "" if scale is None else f"{scale:g}" if scale else "none"
 
 
 def _samples(autopsy: Autopsy) -> Iterator[Block]:
@@ -168,18 +197,6 @@ def _samples(autopsy: Autopsy) -> Iterator[Block]:
         one = len(autopsy.samples) == 1
         text = f"Sample{'' if one else 's'} {shown} (counted from 0) of micro-batch {autopsy.micro_batch}"
         yield Text(f"{text} {'causes' if one else 'cause'} it.")
-
-
-def _trial(trial: ReplayTrial, *, meant: bool) -> list[str]:
-    # A trial that did not run has no numbers. A trial that ran shows them, also if they are bad.
-    failed = ":" in trial.note and math.isnan(trial.loss) and not trial.good
-    numbers = ["", ""] if failed else [f"{trial.loss:.6g}", f"{trial.grad_norm:.6g}"]
-    errors = [
-        _percent(trial.error_as_written),
-        *([_percent(trial.error_as_meant)] if meant else []),
-    ]
-    scale = "none" if trial.largest_scale == 0 else _number(trial.largest_scale)
-    return [trial.name, "good" if trial.good else "bad", *numbers, *errors, scale, trial.note]
 
 
 def _recommendation(autopsy: Autopsy) -> Iterator[Block]:

@@ -7,9 +7,14 @@ import re
 from collections.abc import Iterator
 
 from halfguard.catalogue import entry
-from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.script_answer import ScriptAnswer
-from halfguard.report.autopsy import cure_blocks, fix_words, origin_blocks, where_parts
+from halfguard.report.autopsy import (
+    cure_blocks,
+    fix_words,
+    origin_blocks,
+    trial_blocks,
+    where_parts,
+)
 from halfguard.report.blocks import Block, Code, Heading, Listing, Mono, Page, Table, Text
 from halfguard.report.command_line import hide_secrets_in, hide_secrets_in_text
 
@@ -94,7 +99,7 @@ def _bad_number(answer: ScriptAnswer) -> Iterator[Block]:
         if answer.exact:
             yield Text(answer.exact)
     if answer.trials:
-        yield from _trials(answer.trials)
+        yield from trial_blocks(answer.trials)
     yield from _recommendation(answer)
 
 
@@ -163,54 +168,24 @@ def _fixed(answer: ScriptAnswer) -> str:
         return f" The patch below was verified {how}."
     if proven:
         return f" Fix: {fix_words(on_step.removesuffix('; '))}. Verified on this step and {how}."
-    in_vain = any(one.name.startswith(_PATCHED) and not one.good for one in answer.trials)
-    later = " The patched script failed at a later step." if in_vain else ""
+    later = " The patched script failed at a later step." if _refuted(answer) else ""
     return f" Fix for this step: {fix_words(answer.cure.trial)}.{later}"
 
 
+def _refuted(answer: ScriptAnswer) -> str:
+    """Return a sentence about patches that were tested in vain; empty if there was none."""
+    in_vain = any(one.name.startswith(_PATCHED) and not one.good for one in answer.trials)
+    return " The patches that were tested do not fix the script." if in_vain else ""
+
+
 def _how_far(answer: ScriptAnswer) -> str:
-    """Return how far the patched script was run, if not to its end."""
+    """Return how far the patched script was run, if not to its end, or that nothing was compared."""
     ran = next((one for one in answer.trials if one.name.startswith(_PROVEN) and one.good), None)
-    stopped = ran is not None and ran.note.startswith("stopped")
-    return f" ({ran.note}; later steps are untested)" if ran is not None and stopped else ""
-
-
-def _trials(trials: tuple[ReplayTrial, ...]) -> Iterator[Block]:
-    """Yield the table of trials, without the columns that no trial fills."""
-    yield Heading("What would have prevented it")
-    yield Text("Each change was applied separately:")
-    columns = {
-        "change": [trial.name for trial in trials],
-        "step": ["good" if trial.good else "bad" for trial in trials],
-        "loss": [_number(trial.loss) for trial in trials],
-        "gradient norm": [_number(trial.grad_norm) for trial in trials],
-        "error": [
-            "" if one.error_as_written is None else f"{one.error_as_written:.2%}" for one in trials
-        ],
-        "largest scale": [
-            "" if one.largest_scale is None else f"{one.largest_scale:g}" for one in trials
-        ],
-        "note": [trial.note for trial in trials],
-    }
-    shown = {head: cells for head, cells in columns.items() if any(cells)}
-    yield Table(
-        tuple(shown),
-        [list(row) for row in zip(*shown.values(), strict=True)],
-        ["good" if trial.good else "bad" for trial in trials],
-    )
-    said = []
-    if "error" in shown:
-        said.append("Error: the relative error of all gradients together, against FP32 as written.")
-    if "largest scale" in shown:
-        said.append(
-            "Largest scale: the largest of the loss scales tried at which the step is finite."
-        )
-    if said:
-        yield Text(" ".join(said))
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.6g}"
+    if ran is None or not ran.note:
+        return ""
+    if ran.note.startswith("stopped"):
+        return f" ({ran.note}; later steps are untested)"
+    return "" if "FP32" in ran.note else " (it was not compared with FP32)"
 
 
 def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
@@ -221,9 +196,7 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
         yield Text(answer.advice, tone="bad")
         if answer.exited_early:
             return
-        bad = answer.outcome == "non-finite value"
-        tried = " because no change that could be tried fixes the step" if bad else ""
-        yield Text(f"This recommendation was not tested{tried}.")
+        yield Text(f"This recommendation was not tested.{_refuted(answer)}")
     elif answer.cure is None:
         yield Text("No fix is known.", tone="bad")
 
@@ -231,7 +204,8 @@ def _recommendation(answer: ScriptAnswer) -> Iterator[Block]:
 def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
     told = answer.advice if answer.cure is None else answer.cure.sentence
     if told and not answer.exited_early:
-        fixed = " No fix was tested." if answer.cure is None else _fixed(answer)
+        untested = _refuted(answer) or " No fix was tested."
+        fixed = untested if answer.cure is None else _fixed(answer)
         yield Text(f"In short: {_first_sentence(told)}.{fixed}")
     yield Heading("What happened")
     last = "" if math.isnan(answer.loss) else f" Last loss: {answer.loss:.6g}."
@@ -255,7 +229,7 @@ def _good_run(answer: ScriptAnswer) -> Iterator[Block]:
         ]
         yield Table(("operation", "place", "fault", "elements"), rows)
     if answer.trials:
-        yield from _trials(answer.trials)
+        yield from trial_blocks(answer.trials)
     if answer.cure is not None or answer.advice:
         yield from _recommendation(answer)
     if answer.next:

@@ -176,7 +176,7 @@ def test_the_wheel_runs_what_the_pages_show(from_wheel: Path, tmp_path: Path) ->
     assert version.stdout == f"halfguard {halfguard.__version__}\n"
     linted = run(from_wheel / "halfguard", "lint", ROOT / "examples/nan_loss.py", cwd=tmp_path)
     assert (linted.returncode, linted.stderr) == (1, "")
-    assert "HG104" in linted.stdout
+    assert "HG119" in linted.stdout
     table = run(from_wheel / "python", ROOT / "examples/quickstart.py", cwd=tmp_path)
     page = ROOT / "docs/tutorial/first-guard.md"
     (shown,) = (s.output for s in snippets(page) if "quickstart.py" in s.source)

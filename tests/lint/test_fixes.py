@@ -153,8 +153,11 @@ def test_odd_files_are_fixed_in_place(text: str) -> None:
 
 
 def test_a_comment_inside_is_not_lost() -> None:
-    text = "import torch\nloss = torch.log(  # why\n    torch.sigmoid(x)\n)\n"
-    assert codes(text) == ["HG104"]
+    text = (
+        "import torch\ndef f(x, y):\n    with torch.autocast('cuda'):\n        return "
+        "torch.nn.functional.binary_cross_entropy(  # why\n            torch.sigmoid(  # why\n x), y)\n"
+    )
+    assert codes(text) == ["HG107"]
     assert fix(text).applied == 0
 
 

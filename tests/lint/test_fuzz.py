@@ -16,7 +16,7 @@ from tests.lint.helper import FIXTURES, PREVIEW
     ("fixture", "times"),
     [
         ("HG210/good.py", 540),
-        ("HG104/bad_assigned.py", 84),
+        ("HG107/bad.py", 84),
         ("HG201/good_forbidden_accelerate.py", 144),
         ("HG302/bad.py", 144),
     ],

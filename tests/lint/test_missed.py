@@ -81,29 +81,10 @@ class Attention(Base):
     def forward(self, s, mask):
         return s.masked_fill(mask, self.neg).softmax(-1)
 """
-SIGMOID_OF_BASE = """
-class Base(nn.Module):
-    def __init__(self):
-        self.act = nn.Sigmoid()
-class Net(Base):
-    def forward(self, x):
-        return torch.log(self.act(x))
-"""
-FUNCTION_IN_STRING = """
-def f(x):
-    p = torch.sigmoid(x)
-    text = '''
-def generated(a):
-    pass
-'''
-    return torch.log(p), text
-"""
 
 MISSED = {
     # two definitions of one file
     "mask constant in a base class": (MASK_OF_BASE, "HG101"),
-    "sigmoid in a base class": (SIGMOID_OF_BASE, "HG104"),
-    "a function in a string": (FUNCTION_IN_STRING, "HG104"),
     # spellings of a constant
     **{f"mask constant {text}": (f"def f(x, m):\n    return x.masked_fill(m, {text})\n", "HG101")
        for text in ("-99999", "-999999.0", "-1E9", "-10**9", "-987654")},
@@ -123,12 +104,6 @@ MISSED = {
     "mask value as an attribute": (
         ("class A(nn.Module):\n    def __init__(self):\n        self.value = -1e9\n"
          "    def forward(self, s, m):\n        return s.masked_fill(m, self.value)\n"), "HG101"),
-    "sigmoid, then log": (
-        "def loss(x):\n    p = torch.sigmoid(x)\n    return -torch.log(p).mean()\n", "HG104"),
-    "sigmoid, then log of one minus it": (
-        "def loss(x):\n    p = x.sigmoid()\n    return -torch.log(1 - p).mean()\n", "HG104"),
-    "softmax, then log": (
-        "def loss(x, y):\n    p = F.softmax(x, 1)\n    return -(y * torch.log(p)).sum()\n", "HG105"),
     "a loss as an attribute": (
         ("class T:\n    def __init__(self):\n        self.criterion = nn.BCELoss()\n"
          "    def step(self, x, y):\n        with torch.autocast('cuda'):\n"
@@ -143,9 +118,6 @@ MISSED = {
              "else:;     print('skipped')"), "HG301"),
     "continue in an else": (
         loop(f"if torch.isfinite(loss):;     pass; else:;     continue; {STEPS}"), "HG301"),
-    "norm read while scaled": (
-        loop("scaler.scale(loss).backward(); n = nn.utils.get_total_norm(model.parameters()); "
-             "scaler.step(optimizer); scaler.update()"), "HG211"),
     # scaler and optimizers
     "unscaled, with the scaler as a parameter": (
         ("def step(model, optimizer, scaler, x):\n    loss = model(x).mean()\n    loss.backward()\n"
@@ -190,22 +162,8 @@ MISSED = {
          "        loss = model(x).mean()\n        if not torch.isfinite(loss):\n            continue\n"
          "        loss_scaler(loss, optimizer, parameters=model.parameters())\n"),
         "HG301"),
-    "autocast in a helper, without a scaler": (
-        ("def loss_of(model, x, amp=False):\n    if amp:\n        with torch.autocast('cuda'):\n"
-         "            return model(x).mean()\n    return model(x).mean()\n"
-         "def train(model, optimizer, loader):\n    for x in loader:\n"
-         "        loss = loss_of(model, x, amp=True)\n        loss.backward()\n"
-         "        optimizer.step()\n"), "HG207"),
-    "a criterion where autocast is off": (
-        loop().replace("loss = F.cross_entropy(model(x), y)", "out = model(x)").replace(
-            "            scaler.scale", "            with torch.autocast('cuda', enabled=False):\n"
-            "                loss = criterion(out, y)\n            scaler.scale"), "HG115"),
     "ranks that exchange another value after the skip": (
         loop(f"if torch.isnan(loss):;     continue; dist.all_reduce(x); {STEPS}"), "HG301"),
-    "a loss by another name": (
-        loop().replace("    for epoch", "    xent = ContrastiveLoss()\n    for epoch").replace(
-            "loss = F.cross_entropy(model(x), y)", "out = model(x)").replace(
-            " scaler.scale", " loss = xent(out, y)\n            scaler.scale"), "HG115"),
     "arguments from a dictionary": (
         ("from transformers import AutoModel, TrainingArguments\n"
          "model = AutoModel.from_pretrained('m', torch_dtype=torch.float16)\n"

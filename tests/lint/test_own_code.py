@@ -16,13 +16,9 @@ SNIPPET = re.compile(r"```py(?:thon)?\n(.*?)```", re.DOTALL)
 # Code that fails on purpose, so that a page or an example can show what happens.
 SHOWN = {
     ("examples/audio_lora/unpatched.py", "HG401"),
-    *(("examples/mmgcn/model.py", f"HG{n}") for n in (104,)),
-    ("examples/nan_loss.py", "HG104"),
     ("examples/nan_loss.py", "HG119"),
-    ("examples/studies/recommender.py", "HG104"),
-    ("docs/reference/ops.md", "HG104"),
     ("docs/reference/ops.md", "HG119"),
-    *(("docs/explanation/myths.md", f"HG{n}") for n in (104, 401)),
+    ("docs/explanation/myths.md", "HG401"),
     ("docs/how-to/doctor.md", "HG309"),
     ("docs/how-to/fp16-weights.md", "HG309"),
 }

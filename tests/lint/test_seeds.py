@@ -34,8 +34,6 @@ WRONG = {
     "000 update without a check": (
         loop("overflow = any(p.grad.isinf().any() for p in model.parameters())", "if overflow:",
              "    scaler.update()", "    continue", *END), "HG303"),
-    "001 log of sigmoid": (
-        "import torch\ndef f(s):\n    return -torch.mean(torch.log(torch.sigmoid(s)))\n", "HG104"),
     "002 clip while scaled": (
         loop("nn.utils.clip_grad_norm_(model.parameters(), 0.5)", *END), "HG201"),
     "002 skip without update": (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,33 +29,20 @@ _BESIDE = re.compile(
     re.I,
 )
 
-# For each fact: texts that a file may contain, each with the pattern that then proves the fact; an empty one
-# means that the text is proof. A text is searched much faster than a pattern with alternatives, and a pattern
-# begins with its text where it can, because re then searches for that.
-_SEARCHES: dict[str, tuple[tuple[bytes, bytes], ...]] = {
-    # Autocast to float16, by torch or by a framework. A scaler proves it: bfloat16 needs none.
-    "half": (
-        (b"GradScaler", b""),
-        (b"cuda.amp", b""),
-        (b"amp.initialize", b""),
-        (b".half()", rb"model\w*\.half\(\)"),
-        (b"16-mixed", rb"16-mixed[\"'](?<=[\"']16-mixed.)"),
-        (b"precision", rb"precision\s*[=:]\s*[\"']?16\b"),
-        (b"mixed_precision", rb"mixed_precision\s*[=:(,]+\s*[\"']?fp16"),
-        (b"fp16", rb"fp16(?<=\bfp16)\s*[=:]\s*[Tt]rue"),
-        (b"autocast(", rb"autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"),
-    ),
-    # A loss function or a criterion begins by casting its inputs to float32.
-    "casting_losses": (
-        (
-            b".float()",
-            (
-                rb"(?:def|class) \w*(?:[Ll]oss|[Cc]riterion)\w*\([^\n]*\n(?:[^\n]*\n){0,20}?[^\n]*?"
-                rb"(?:\b(\w+) = \1|\b(?:inputs?|outputs?|preds?|predictions?|logits|x))\.float\(\)"
-            ),
-        ),
-    ),
-}  # fmt: skip
+# Texts that a file may contain, each with the pattern that then proves autocast to float16, by torch or by a
+# framework; an empty one means that the text is proof. A text is searched much faster than a pattern with
+# alternatives, and a pattern begins with its text where it can, because re then searches for that.
+_HALF: tuple[tuple[bytes, bytes], ...] = (
+    (b"GradScaler", b""),  # bfloat16 needs none
+    (b"cuda.amp", b""),
+    (b"amp.initialize", b""),
+    (b".half()", rb"model\w*\.half\(\)"),
+    (b"16-mixed", rb"16-mixed[\"'](?<=[\"']16-mixed.)"),
+    (b"precision", rb"precision\s*[=:]\s*[\"']?16\b"),
+    (b"mixed_precision", rb"mixed_precision\s*[=:(,]+\s*[\"']?fp16"),
+    (b"fp16", rb"fp16(?<=\bfp16)\s*[=:]\s*[Tt]rue"),
+    (b"autocast(", rb"autocast\((?:[^)\n]*[^b]float16|\s*[\"']cuda[\"']\s*\))"),
+)
 _BFLOAT16 = re.compile(rb"\bdtype[\"']?\s*[:=]\s*torch\.bfloat16")
 _FLOAT16 = re.compile(rb"(?<!b)float16|torch\.half\b")
 _RESUMES = re.compile(rb"opt\w*(?:\[[^\]\n]*\]|\.optimizer)?\.load_state_dict\(")
@@ -74,7 +61,6 @@ class Project:
     lone: bool = True  # nothing but the file itself is known
     root: str = ""  # its folder
     resumes: frozenset[str] = frozenset()  # modules that load the state of an optimizer
-    casting_losses: bool = False  # loss functions cast their inputs themselves
     pins: tuple[tuple[str, Version], ...] = ()  # folders, and the torch that they require
     has_new_names: bool = False  # every torch that is required has torch.amp.GradScaler
     called_in_half: frozenset[str] = frozenset()  # files that one which trains in float16 imports
@@ -121,21 +107,13 @@ def find_root(path: Path) -> Path | None:
     return path if path.is_dir() else None
 
 
-def read_facts(data: bytes, known: Collection[str] = ()) -> set[str]:
-    """Return the names of the facts that one file proves, without those that are already known."""
-    return {
-        name
-        for name, searches in _SEARCHES.items()
-        if name not in known
-        and any(
-            text in data and (not pattern or re.search(pattern, data)) for text, pattern in searches
-        )
-    }
+def shows_half(data: bytes) -> bool:
+    """Return whether a file proves autocast to float16."""
+    return any(text in data and (not proof or re.search(proof, data)) for text, proof in _HALF)
 
 
 def read_project(files: Iterable[tuple[Path, bytes]], root: Path = Path()) -> Project:
     """Read the facts of a project from its files."""
-    found: set[str] = set()
     contents: dict[Path, bytes] = {}
     configured = False
     required: list[tuple[str, Version, bool]] = []
@@ -145,18 +123,14 @@ def read_project(files: Iterable[tuple[Path, bytes]], root: Path = Path()) -> Pr
         contents[path.absolute()] = data
         if path.suffix not in (".py", ".json") or path.name == "setup.py":
             required += [(str(path.absolute().parent), *one) for one in read_torch(data, path.name)]
-        # Prose and data say nothing about how the code trains.
-        if path.suffix not in (".py", ".yaml", ".yml", ".toml", ".cfg"):
-            continue
-        found |= read_facts(data, found)
-        configured |= path.suffix in (".yaml", ".yml") and _shows_half(data)
+        configured |= path.suffix in (".yaml", ".yml") and shows_half(data)
     sources = {path: data for path, data in contents.items() if path.suffix == ".py"}
     loading = (p for p, d in sources.items() if b".load_state_dict(" in d and _RESUMES.search(d))
     resumes = frozenset(path.stem for path in loading)
     # Where a framework reads the precision from a file, all that trains is started by it.
     half = [
         p for p, d in sources.items()
-        if _trains(d) and (configured or _shows_half(d)) and not is_only_bfloat16(d)
+        if _trains(d) and (configured or shows_half(d)) and not is_only_bfloat16(d)
     ]  # fmt: skip
     imports = Imports(contents)
     called = frozenset(map(str, imports.reached(half, _DEPTH)))
@@ -165,7 +139,7 @@ def read_project(files: Iterable[tuple[Path, bytes]], root: Path = Path()) -> Pr
     return Project(
         lone=False, called_in_half=called, resumes=resumes, imports=imports,
         switches=Switches(contents, imports), pins=pins, has_new_names=new, root=str(root.absolute()),
-        copies=_copies(contents, root.absolute()), **dict.fromkeys(found - {"half"}, True),
+        copies=_copies(contents, root.absolute()),
     )  # fmt: skip
 
 
@@ -219,10 +193,6 @@ def _is_imported(folder: Path, sources: dict[Path, bytes]) -> bool:
 def is_only_bfloat16(data: bytes) -> bool:
     """Return whether a file names bfloat16 as a dtype, and never float16."""
     return bool(_BFLOAT16.search(data)) and not _FLOAT16.search(data)
-
-
-def _shows_half(data: bytes) -> bool:
-    return bool(read_facts(data, set(_SEARCHES) - {"half"}))
 
 
 def _trains(data: bytes) -> bool:

@@ -148,13 +148,6 @@ class Roles:
             return True
         return bool(_DISTRIBUTED.search(tree.source.text))
 
-    @cached_property
-    def uses_scaling_framework(self) -> bool:
-        """True if this file imports a framework with its own loss scaling."""
-        return self.tree.imports("accelerate", "deepspeed", "apex", "colossalai") or bool(
-            self.tree.imports("lightning", "pytorch_lightning", "lightning_fabric")
-        )
-
     def is_in_nn_module(self, node: ast.AST) -> bool:
         """Return whether a node is in a class derived from ``nn.Module``.
 

@@ -10,7 +10,6 @@ the two branches of an ``if use_amp`` never count as one path.
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,8 +22,8 @@ from halfguard.lint.roles import Roles
 from halfguard.lint.syntax_tree import Function, SyntaxTree, parameter_names
 
 EventKind = Literal[
-    "backward", "scaled_backward", "framework_backward", "unscale", "clip", "gradient_norm", "scaler_step",
-    "scaler_update", "optimizer_step", "continue", "return", "break",
+    "backward", "scaled_backward", "framework_backward", "unscale", "clip", "scaler_step", "scaler_update",
+    "optimizer_step", "continue", "return", "break",
 ]  # fmt: skip
 
 
@@ -63,9 +62,6 @@ class Context:
 
 _CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_"}
 _STEP_METHODS = {"backward", "step", "update", "unscale_", *_CLIPS}
-_NORM = re.compile(
-    r"^(get|compute|calc(ulate)?|total|log)?_?(total_|global_)?grad(ient)?_?norm$|^get_total_norm$"
-)
 _INFINITE = {"float('inf')", "math.inf", "torch.inf", "np.inf", "inf"}
 _MAX_DEPTH, _MAX_INLINED = 3, 60
 
@@ -83,7 +79,7 @@ class EventReader:
         """Relevant calls by statement, in the order in which they run."""
         found: dict[ast.stmt, list[ast.Call]] = defaultdict(list)
         names = {function.name for function in self.tree.functions} | _STEP_METHODS
-        names |= {n for n in self.tree.called_names if _NORM.search(n) or n.endswith("scaler")}
+        names |= {n for n in self.tree.called_names if n.endswith("scaler")}
         for call in self.tree.calls(*names):
             statement = self.tree.statement_of(call)
             if statement is not None:
@@ -212,9 +208,7 @@ class EventReader:
     def _kind(self, call: ast.Call) -> EventKind | None:
         name, owner, roles = called_name(call), receiver(call), self.roles
         if name in _CLIPS:
-            return "gradient_norm" if self._never_clips(call) else "clip"
-        if _NORM.search(name) and self.tree.local_function(call) not in self._relevant - {None}:
-            return "gradient_norm"
+            return None if self._never_clips(call) else "clip"
         if owner is None:
             return None
         if name == "backward":

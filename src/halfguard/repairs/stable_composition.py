@@ -23,15 +23,13 @@ _TORCH = (
 )
 
 
-def patch_line(
-    file: SourceFile, line: int, only: ast.expr | None = None, *, cast: str = ""
-) -> bool:
-    """Rewrite the compositions that end on a line, or ``only`` one; return False if none is certain.
+def patch_line(file: SourceFile, line: int, *, cast: str = "") -> bool:
+    """Rewrite the compositions that end on a line; return False if none is certain.
 
     ``cast`` is appended to each, for a result in another dtype.
     """
     done: list[ast.expr] = []
-    for node in [only] if only is not None else _operations_at(file, line):
+    for node in _operations_at(file, line):
         if any(node in ast.walk(outer) for outer in done):
             continue
         new = _Composition(file, line).stable(node)

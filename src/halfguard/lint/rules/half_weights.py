@@ -1,4 +1,4 @@
-"""Models whose parameters are float16 while they are trained: with a scaler, without copies, by Adam.
+"""Models whose parameters are float16 while they are trained: with a scaler, or without copies.
 
 What a file shows is a cast, not what its optimizer does. ``hg.doctor`` has the live optimizer, and measures
 whether updates are lost: here a word about copies, casts or compensation is enough for silence.
@@ -10,7 +10,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from halfguard.lint.conditions import exclude_each_other
 from halfguard.lint.expressions import (
     argument,
     boolean,
@@ -71,43 +70,6 @@ def check_updates(file: PythonFile) -> Iterator[Match]:
         # to match the weights
         casts_inputs = any(other is not call for other in file.calls("half"))
         yield match_at(call, message, None if casts_inputs else _keep_full(file, call))
-
-
-@rule("HG403", "Adam", also=_HALF)
-def check_adam(file: PythonFile) -> Iterator[Match]:
-    """Find Adam with an eps that is zero in float16, on float16 models."""
-    # A scaler refuses float16 parameters (HG401); adapters are trained in float32.
-    if file.roles.has_scaler or _trains_adapters(file) or _KEEPING.search(file.source.text):
-        return
-    half_models = [(name, call) for call in _half_models(file) for name in _names(file, call)]
-    for call in file.calls("Adam", "AdamW", "NAdam", "RAdam", "Adamax"):
-        if not file.full_name(call.func).startswith("torch.optim") or not call.args:
-            continue
-        eps = argument(call, -1, "eps")
-        is_zero = underflows_half(file.constant(eps)) if eps else not has_keyword(call, "eps")
-        given = call.args[0]
-        if isinstance(given, ast.GeneratorExp | ast.ListComp):
-            given = given.generators[0].iter
-        model = name_of(receiver(given)) if isinstance(given, ast.Call) else ""
-        made_half = [half for name, half in half_models if name and name == model]
-        if not is_zero or boolean(argument(call, -1, "fused")) is True:
-            continue
-        if not all(exclude_each_other(file, h, call) for h in made_half):
-            yield match_at(
-                call, ("The eps of this Adam optimizer is 0 in float16, so its first step is NaN.")
-            )
-
-
-def _names(file: PythonFile, call: ast.Call) -> set[str]:
-    """Return the names of a model that a call makes float16."""
-    parent = file.parents.get(call)
-    targets = parent.targets if isinstance(parent, ast.Assign) else []
-    names = {name_of(receiver(call) or call), *map(name_of, targets)}
-    for wrapped in file.calls("get_peft_model"):
-        outer = file.parents.get(wrapped)
-        if isinstance(outer, ast.Assign) and wrapped.args and name_of(wrapped.args[0]) in names:
-            names |= set(map(name_of, outer.targets))
-    return names
 
 
 def _trains_adapters(file: PythonFile) -> bool:

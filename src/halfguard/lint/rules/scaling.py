@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 
-from halfguard.lint.autocast import Autocast
 from halfguard.lint.conditions import AMP_IS_ON, exclude_each_other, is_schedule_check
 from halfguard.lint.expressions import (
     argument,
@@ -22,7 +20,7 @@ from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import rule
 from halfguard.lint.steps import Event, EventKind, Step
-from halfguard.lint.syntax_tree import Function, parameter_default, parameter_names
+from halfguard.lint.syntax_tree import Function, parameter_names
 from halfguard.repairs.scaling import scale_loss, unscale_before_clipping
 from halfguard.repairs.settings import anomaly_off
 from halfguard.repairs.steps import leave_out_step, step_by_scaler
@@ -54,30 +52,6 @@ def check_clipping(file: PythonFile) -> Iterator[Match]:
                 is_mended = True
             message = "The gradients are still multiplied by the loss scale when clipped."
             yield match_at(clip.node, message, fix)
-
-
-@rule("HG211", "norm", also=("caler",))
-def check_norms(file: PythonFile) -> Iterator[Match]:
-    """Find norms of scaled gradients."""
-    for step in file.steps:
-        for norm in step.find("gradient_norm"):
-            scaled = step.before(norm, "scaled_backward")
-            if not scaled or step.before(norm, "unscale") or _is_divided(file, norm.node):
-                continue
-            if any(e.kind == "scaler_step" for e in step.between(scaled[0], norm)):
-                continue  # the step has unscaled them
-            later = step.events[step.events.index(norm) :]
-            if any(e.kind == "scaler_step" and not e.excludes(norm) for e in later):
-                yield match_at(norm.node, "These gradients are still multiplied by the loss scale.")
-
-
-def _is_divided(file: PythonFile, norm: ast.AST) -> bool:
-    """Return whether a norm is divided by the scale: there, by the function, or later."""
-    statement = file.statement_of(norm)
-    text = "" if statement is None else ast.unparse(statement)
-    names = [name_of(t) for t in statement.targets] if isinstance(statement, ast.Assign) else []
-    later = [rf"\b{re.escape(name)}\s*/=?[^\n]*scale" for name in names if name]
-    return "scale" in text or any(re.search(one, file.source.text) for one in later)
 
 
 @rule("HG202", "unscale_", "accelerator.clip_grad")
@@ -267,52 +241,6 @@ def _backwards_before(step: Step, scaler_step: Event) -> list[Event]:
         last = step.events.index(others[0])
         return [e for e in found if step.events.index(e) > last] or found
     return found
-
-
-_CHANGED_GRADIENTS = re.compile(
-    r"\.grad\b[^\n]*(?:[/*]=|\bdiv|\bmul)|\.grad\s*=[^=]|_foreach_|loss_scale|caler"
-)
-
-
-@rule("HG207", "autocast", also=("backward",))
-def check_no_scaler(file: PythonFile) -> Iterator[Match]:
-    """Find float16 training without a scaler."""
-    scales = _CHANGED_GRADIENTS.search(file.source.text)
-    if file.roles.has_scaler or file.roles.uses_scaling_framework or scales:
-        return
-    message = "float16 autocast is used without a loss scale, so small gradients become 0."
-    regions: dict[Function | None, list[tuple[ast.AST, Autocast]]] = defaultdict(list)
-    for node, region in file.autocast.by_node.items():
-        if region.is_half and not file.is_inference(region.call):
-            regions[file.function_of(node)].append((node, region))
-    for step in file.steps:
-        if not step.has("optimizer_step") or not step.has("backward"):
-            continue
-        for function in {file.function_of(event.node) for event in step.events}:
-            for node, region in regions.get(function, ()):
-                if step.loop is None or step.loop in file.ancestors(node):
-                    yield match_at(region.call, message)
-        for event in step.find("backward"):  # loss = loss_of(...)
-            loss = receiver(event.node) if isinstance(event.node, ast.Call) else None
-            made = file.assigned_value(loss)
-            helper = file.local_function(made) if isinstance(made, ast.Call) else None
-            around = regions.get(helper, ()) if helper is not None else ()
-            if isinstance(made, ast.Call) and any(
-                _is_on_for(file, node, made) for node, _ in around
-            ):
-                yield match_at(made, message)
-
-
-def _is_on_for(file: PythonFile, region: ast.AST, call: ast.Call) -> bool:
-    """Return whether a call runs a region of its function that may depend on an argument: ``if amp:``."""
-    function = file.function_of(region)
-    names = [n for n in parameter_names(function) if n != "self"] if function else []
-    for parent in file.ancestors(region):
-        if isinstance(parent, ast.If) and function and (name := name_of(parent.test)) in names:
-            given = argument(call, names.index(name), name) or parameter_default(function, name)
-            if boolean(given) is False:
-                return False
-    return True
 
 
 _EPOCHS = re.compile(r"epoch|(^|_)(ep|it|iter|iteration|step)s?($|_)", re.IGNORECASE)

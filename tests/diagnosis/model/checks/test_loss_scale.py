@@ -189,6 +189,32 @@ def test_without_a_loss_autocast_needs_a_scaler() -> None:
         assert found(hg.doctor(model, optimizer, batch=batch()), "HG207").severity == "error"
 
 
+def test_a_loss_outside_of_autocast_has_the_loss_scale_as_its_gradient() -> None:
+    def outside(module: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast(device_type(), dtype=torch.float16):
+            output = module(x)
+        return output.square().mean()
+
+    def in_fp32(module: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast(device_type(), dtype=torch.float16):
+            output = module(x)
+        return output.float().square().mean()
+
+    def diagnose(loss_fn: Any, scale: float) -> Diagnosis:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters())
+        scaler = torch.amp.GradScaler(device_type(), init_scale=scale)
+        return hg.doctor(
+            model, optimizer, scaler=scaler, batch=batch(), loss=loss_fn, precision="fp16-mixed"
+        )
+
+    finding = found(diagnose(outside, 2.0**16), "HG115")
+    assert "loss scale of 65,536 is Inf in float16" in finding.message
+    assert float(torch.tensor(2.0**16).half()) == float("inf")
+    for loss_fn, scale in ((outside, 2.0**15), (in_fp32, 2.0**16)):
+        assert "HG115" not in codes(diagnose(loss_fn, scale))
+
+
 def test_the_request_is_enough_where_nothing_was_run() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

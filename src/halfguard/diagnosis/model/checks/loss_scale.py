@@ -1,4 +1,4 @@
-"""The loss scaler: missing, disabled, not saved, of the wrong kind, or disturbed."""
+"""The loss scaler: missing, disabled, not saved, of the wrong kind, too large for the loss, or disturbed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from halfguard.diagnosis.model.forward import loss_in
 from halfguard.diagnosis.model.frameworks.inputs import is_a
 from halfguard.diagnosis.model.training_setup import TrainingSetup
 from halfguard.errors import UsageError
+from halfguard.formats import FP16
 from halfguard.records.finding import Finding
 
 _SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
@@ -126,6 +128,29 @@ def check_hg207(setup: TrainingSetup) -> Iterator[Finding]:
         subject="scaler",
         why="Gradients below 3e-8 silently become 0 in FP16, so layers stop learning.",
         cure=setup.advice.scaler,
+    )
+
+
+def check_hg115(setup: TrainingSetup) -> Iterator[Finding]:
+    """Find a float16 loss with a scale that float16 cannot hold: its gradient is the scale itself.
+
+    HD121 reports a loss that FSDP2 has rounded to float16.
+    """
+    if setup.forward is None or setup.forward.rounded or not setup.scaler_enabled:
+        return
+    loss, scaler = loss_in(setup.forward.result), setup.scaler
+    if loss is None or loss.dtype is not torch.float16 or loss.dim() or scaler is None:
+        return
+    scale = scaler.get_scale()
+    if scale <= FP16.largest:
+        return
+    yield Finding(
+        code="HG115",
+        message=f"the loss is float16, and the loss scale of {scale:,.0f} is Inf in float16.",
+        subject="loss",
+        why="The gradient of a loss is the loss scale, in the dtype of the loss. The first step is skipped, "
+        "and the scale can never exceed 32,768. Squares and sums in the loss overflow at 65,504.",
+        cure="Compute the loss in float32: loss_fn(output.float(), target)",
     )
 
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from halfguard.replaying.composition_rewrite import CompositionRewrite
 from halfguard.replaying.fp32_lines import StatementsInFP32
 from halfguard.replaying.function_modes import InFloat64
+from halfguard.replaying.process_in_fp32 import FP32Arguments
 from halfguard.replaying.substitution import StableSubstitution
 
 MODES: list[Callable[[], TorchFunctionMode]] = [
@@ -89,3 +90,20 @@ def test_a_mode_is_on_where_a_checkpoint_is_computed_again(arguments: dict[str, 
         loss = checkpoint(block, x, use_reentrant=False)
         loss.backward(**{name: given[name] for name in arguments})  # type: ignore[arg-type]
     assert dtypes == [torch.float64, torch.float64]
+
+
+@pytest.mark.usefixtures("seed")
+@pytest.mark.parametrize("mode", [*MODES, lambda: FP32Arguments({})])
+def test_random_numbers_of_a_distribution_are_those_of_the_script(
+    mode: Callable[[], TorchFunctionMode],
+) -> None:
+    """A distribution draws into ``rate.new(size)``; another kind of tuple would be values."""
+
+    def draw() -> Tensor:
+        torch.manual_seed(0)
+        return torch.distributions.Exponential(torch.ones(5)).sample()
+
+    expected = draw()
+    with mode():
+        drawn = draw()
+    assert torch.equal(drawn.float(), expected)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from halfguard.formats import dtype_name
 from halfguard.investigation.advice import describe_place
@@ -24,7 +24,7 @@ from halfguard.investigation.bus import HookBus, is_transformed
 from halfguard.investigation.detectors import Detector
 from halfguard.investigation.passes import Made, Misused, Place
 from halfguard.precision.modes import HALF_DTYPES
-from halfguard.replaying.function_modes import user_place, writes_first
+from halfguard.replaying.function_modes import map_arguments, user_place, writes_first
 from halfguard.tracing.call_arguments import tensors_in, undispatched
 
 _MOST_ELEMENTS, _MOST_TENSORS = 5_000_000, 2_000  # that are followed
@@ -99,7 +99,7 @@ class LostIncrements(Detector, TorchFunctionMode):
             return func(*args, **kwargs)
         with undispatched(), torch.no_grad():
             deepest = max(map(self._depth, filter(_is_half, given)))
-            wide, named = tree_map(self._wide, (args, kwargs))
+            wide, named = map_arguments(self._wide, (args, kwargs))
         out = func(*args, **kwargs)
         try:
             with undispatched(), torch.no_grad():

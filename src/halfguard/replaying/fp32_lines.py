@@ -16,12 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from halfguard.autocast_ops import RULES, AutocastRule
 from halfguard.precision.modes import HALF_DTYPES, full_precision
 from halfguard.repairs.source_file import SIMPLE, SourceFile, inner_scopes, is_shadowed
-from halfguard.replaying.function_modes import FunctionMode, Place, writes_first
+from halfguard.replaying.function_modes import (
+    FunctionMode,
+    Place,
+    map_arguments,
+    writes_first,
+)
 from halfguard.step.nested import tensors_in
 from halfguard.tracing.source import user_frame
 
@@ -111,9 +115,8 @@ class StatementsInFP32(FunctionMode):
         tensors = list(tensors_in((args, kwargs)))
         kept = 1 if writes_first(name) else 0
         with self._autocast(statement, tensors):
-            return func(
-                *args[:kept], *tree_map(_wide, tuple(args[kept:])), **tree_map(_wide, kwargs)
-            )
+            wide = map_arguments(_wide, tuple(args[kept:]))
+            return func(*args[:kept], *wide, **map_arguments(_wide, kwargs))
 
     def tensor(self, statement: ast.stmt) -> ast.expr | None:
         """Return an expression of a statement that is a tensor."""

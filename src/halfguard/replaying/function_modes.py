@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -96,6 +96,14 @@ def writes_first(name: str) -> bool:
     return in_place or name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
 
 
+def map_arguments(change: Callable[[Any], Any], arguments: Any) -> Any:
+    """Change all arguments of a call, also nested ones; a ``torch.Size`` stays what it is.
+
+    ``tensor.new(size)`` takes a size for a shape and another tuple for values.
+    """
+    return tree_map(change, arguments, is_leaf=lambda one: isinstance(one, torch.Size))
+
+
 def user_place() -> Place | None:
     """Return the innermost line of the user's code that is running."""
     frame = user_frame()
@@ -122,11 +130,12 @@ class InFloat64(FunctionMode):
         if name in _CASTS or (name in ("to", "type") and _has_float_dtype(args, kwargs)):
             return _double(args[0])
         if any(word in name for word in _RANDOM):
-            return tree_map(_double, func(*tree_map(_single, args), **tree_map(_single, kwargs)))
+            drawn = func(*map_arguments(_single, args), **map_arguments(_single, kwargs))
+            return map_arguments(_double, drawn)
         kept = 1 if writes_first(name) else 0
         kwargs = {key: torch.float64 if value in _FLOATS else value
-                  for key, value in tree_map(_double, kwargs).items() if key != "out"}  # fmt: skip
-        return func(*args[:kept], *tree_map(_double, tuple(args[kept:])), **kwargs)
+                  for key, value in map_arguments(_double, kwargs).items() if key != "out"}  # fmt: skip
+        return func(*args[:kept], *map_arguments(_double, tuple(args[kept:])), **kwargs)
 
 
 def _has_float_dtype(args: Any, kwargs: Any) -> bool:

@@ -15,10 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from halfguard.precision.modes import HALF_DTYPES, without_autocast
-from halfguard.replaying.function_modes import Place, user_place, writes_first
+from halfguard.replaying.function_modes import (
+    Place,
+    map_arguments,
+    user_place,
+    writes_first,
+)
 
 # Calls that must see their own tensor.
 _AS_THEY_ARE = frozenset({
@@ -105,8 +109,8 @@ class FP32Arguments(TorchFunctionMode):
         if name in _AS_THEY_ARE:
             return func(*args, **kwargs)
         if writes_first(name) and args:  # what is written keeps its dtype
-            return func(args[0], *tree_map(_wide, args[1:]), **tree_map(_wide, kwargs))
-        return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
+            return func(args[0], *map_arguments(_wide, args[1:]), **map_arguments(_wide, kwargs))
+        return func(*map_arguments(_wide, args), **map_arguments(_wide, kwargs))
 
 
 def _wide(value: Any) -> Any:

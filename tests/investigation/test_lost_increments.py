@@ -98,6 +98,17 @@ def test_a_weight_that_the_script_updates_is_told_only_if_fp32_learns_more() -> 
     assert optimizer.param_groups
 
 
+def test_a_count_that_one_call_adds_up_is_told_only_if_fp32_ends_better() -> None:
+    detector, places = LostIncrements(HookBus()), torch.zeros(1000, dtype=torch.long)
+    with detector:
+        torch.zeros(4, dtype=torch.bfloat16).index_add_(
+            0, places, torch.ones(1000, dtype=torch.bfloat16)
+        )
+    (told,) = detector.found(Made(), "")
+    assert "one is 256, and would be 1000 in FP32" in told.sentence
+    assert told.unsure
+
+
 def test_what_begins_anew_is_not_told() -> None:
     detector, kept = LostIncrements(HookBus()), torch.zeros(1, dtype=torch.bfloat16)
     with detector:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from halfguard.investigation.printed_numbers import compare_last, farther, last_numbers
+from halfguard.investigation.printed_numbers import compare_last, farther, is_as_good, last_numbers
 
 
 def test_the_last_number_after_each_word_is_read() -> None:
@@ -34,6 +34,19 @@ def test_a_metric_that_gets_worse_refutes_a_patch(
 ) -> None:
     texts = (f"loss 1.0 val_mse {number}" for number in (before, now, full))
     assert bool(farther(*texts)) is is_farther
+
+
+@pytest.mark.parametrize(
+    ("now", "is_good"),
+    [("acc 0.9 mse 0.1", True), ("acc 0.7 mse 0.1", False), ("acc nan mse 0.1", False),
+     ("acc 0.9", False), ("loss 0.1 steps 40", False)],
+)  # fmt: skip
+def test_a_run_with_the_metrics_of_fp32_is_as_good(now: str, is_good: bool) -> None:
+    assert is_as_good(now, "acc 0.9 mse 0.1 loss 3.5") is is_good
+
+
+def test_a_loss_alone_is_no_metric() -> None:
+    assert not is_as_good("loss 0.1", "loss 0.1")
 
 
 def test_runs_that_print_nothing_are_not_compared() -> None:

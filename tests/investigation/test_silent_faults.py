@@ -59,6 +59,20 @@ def test_steps_inside_of_one_region_use_stale_casts(bus: HookBus) -> None:
     assert "3 optimizer steps ran inside a single autocast region" in text
 
 
+def test_a_decorated_function_is_named_by_its_decorator(bus: HookBus) -> None:
+    stale = StaleCasts(bus)
+    bus.listen(stale)
+    model, optimizer = network()
+
+    @region()
+    def epoch() -> None:
+        steps(model, optimizer, 3)
+
+    epoch()
+    (text,) = sentences(stale)
+    assert "return torch.autocast(" in text  # where the decorator is made, not where it is used
+
+
 def test_a_region_for_each_step_or_without_a_cache_is_right(bus: HookBus) -> None:
     stale = StaleCasts(bus)
     bus.listen(stale)

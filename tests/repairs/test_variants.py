@@ -169,6 +169,9 @@ ROWS: list[Row] = [
     (scaler_device, {"device": "cpu"}, "s = GradScaler(device)", "s", ""),
     (unscale_once, {}, "for b in d:\n    log()\n    s.unscale_(o)\n    s.step(o)\n", "unscale_",
      "()\n    s.step(o)\n"),
+    (unscale_once, {}, ("for b in d:\n    if first:\n        s.unscale_(o)\n        clip_grad_norm_(p, 1)\n"
+     "    if last:\n        s.step(o)\n"), "unscale_",
+     "for b in d:\n    if last:\n        s.unscale_(o)\n        clip_grad_norm_(p, 1)\n        s.step(o)\n"),
     (unscale_once, {}, "with acc.accumulate(m):\n    acc.clip_grad_norm_(p, 1.0)\n", "clip",
      "    if acc.sync_gradients:\n        acc.clip_grad_norm_("),
     (unscale_once, {}, "engine.unscale_(opt)\n", "engine", ""),

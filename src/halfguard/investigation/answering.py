@@ -30,7 +30,12 @@ from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.script_answer import InFP32, ScriptAnswer
 from halfguard.step.installed import is_installed
 
-_BEFORE = ("raw step", "second step", "half moments")  # what was wrong before a number was bad
+_BEFORE = (
+    "raw step",
+    "second step",
+    "half moments",
+    "unscaled early",
+)  # what was wrong before a number was bad
 _OF_ZEROS = ("HG207", "HG609")  # causes of gradients that are all 0
 _NOTHING = Made()
 _CULPRITS = {"input": "HG612", "parameter": "HG613", "buffer": "HG613"}

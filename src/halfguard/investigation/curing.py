@@ -35,7 +35,7 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
-from halfguard.investigation.printed_numbers import compare_last, farther, worse_numbers
+from halfguard.investigation.printed_numbers import compare_last, farther, is_as_good, worse_numbers
 from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.investigation.trying import CALIBRATED, relative_error, run_trials
 from halfguard.investigation.worse_than_fp32 import Shortfall, ends_of, find_shortfall
@@ -299,8 +299,10 @@ def _worse(one: Investigation, reference: Reference, cure: Cure) -> str:
     """Return by how much the patched script is worse than FP32; with this misuse FP32 is no measure."""
     if cure.code in _IN_ANY_PRECISION:
         return ""
-    runs = (one.printed.get(name, "") for name in ("losses", "patched", "fp32"))
-    return reference.worse(one.losses("patched")) or farther(*runs)
+    before, now, full = (one.printed.get(name, "") for name in ("losses", "patched", "fp32"))
+    if is_as_good(now, full):  # losses of a moving target are no measure
+        return ""
+    return reference.worse(one.losses("patched")) or farther(before, now, full)
 
 
 def _compare(one: Investigation, reference: Reference) -> str:
@@ -440,7 +442,9 @@ def _suspects(known: Sequence[Misused], first: PassResult, short: Shortfall) -> 
     named = [
         Misused(kind="no scaler", code="HG207", sentence=text, place=place, scale=2.0**16)
     ] * unscaled
-    for one in (*named, *(one for one in known if one.unsure)):
+    unsure = (one for one in known if one.unsure)
+    # Digits are also lost where increments are: that is the better reason.
+    for one in (*named, *sorted(unsure, key=lambda one: one.kind == "lost digits")):
         sentence = f"{one.sentence} {short.misuse().sentence}"
         yield one.model_copy(update={"sentence": sentence, "unsure": False})
 
@@ -506,8 +510,8 @@ def _norms(file: Path, sizes: tuple[int, ...]) -> list[float]:
 
 
 def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:
-    """Yield statements in FP32 for overflow that was swallowed, or digits that were lost there."""
-    if misused.kind not in ("swallowed", "lost digits"):
+    """Yield statements in FP32 for overflow that was swallowed, or digits or increments that were lost."""
+    if misused.kind not in ("swallowed", "lost digits", "lost increments"):
         return
     event = Event(kind="loss", how="", step=0, backward=misused.backward)
     for kind in _IN_FP32:

@@ -107,7 +107,7 @@ def _investigate(one: Investigation) -> ScriptAnswer:
         else answer_crash(one.target, first, crash, proven, shared)
     )
     notes = (*answer.notes, *_further_notes(one, first, answer))
-    reasons = [one.code for one in first.misuse if one.kind == "half moments"]
+    reasons = [one.code for one in first.misuse if one.kind in ("half moments", "unscaled early")]
     reasons += [] if second.reason is None else [second.reason.code]
     code = name_failure(answer, first.misuse, next(iter(reasons), ""), first.made)
     known = {"log": log, "rank": one.bad_rank, "notes": notes, "code": code}

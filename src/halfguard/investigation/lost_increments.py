@@ -31,8 +31,9 @@ _MOST_ELEMENTS, _MOST_TENSORS = 5_000_000, 2_000  # that are followed
 _ARITHMETIC = {
     *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "idiv", "truediv"),
     *("itruediv", "lerp", "addcmul", "addcdiv", "copy", "clone", "getitem", "setitem"),
-    *("index_add", "index_put", "scatter_add"),
+    "index_put",
 }  # fmt: skip
+_SUMS = {"index_add", "scatter_add"}  # one call adds many values
 
 
 @dataclass
@@ -59,7 +60,7 @@ class _Wrong:
     exact: Tensor
     far: Tensor  # where it is
     depth: int
-    trains: bool  # it is a weight
+    unsure: bool  # a weight, or one sum: only FP32 can tell if it matters
 
 
 class LostIncrements(Detector, TorchFunctionMode):
@@ -87,7 +88,8 @@ class LostIncrements(Detector, TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        known = name.removeprefix("_foreach").strip("_") in _ARITHMETIC and "out" not in kwargs
+        plain = name.removeprefix("_foreach").strip("_")
+        known = plain in _ARITHMETIC | _SUMS and "out" not in kwargs
         if not known or self._steps or is_transformed():
             return func(*args, **kwargs)
         writes = writes_first(name)
@@ -108,7 +110,8 @@ class LostIncrements(Detector, TorchFunctionMode):
                             tensors_in(wide[0] if writes else result), strict=False)  # fmt: skip
                 for one, exact in pairs:
                     if _is_half(one) and _is_plain(one) and one.shape == exact.shape:
-                        self._follow(one, exact, deepest, is_new=name != "__getitem__")
+                        is_new, adds = name != "__getitem__", plain in _SUMS
+                        self._follow(one, exact, deepest, is_new=is_new, adds=adds)
         except (RuntimeError, TypeError):  # a kernel for one dtype
             pass
         return out
@@ -128,21 +131,21 @@ class LostIncrements(Detector, TorchFunctionMode):
         return torch.float32 if isinstance(value, torch.dtype) and value in HALF_DTYPES else value
 
     def _follow(
-        self, tensor: Tensor, exact: Tensor, deepest: tuple[int, int], *, is_new: bool
+        self, tensor: Tensor, exact: Tensor, deepest: tuple[int, int], *, is_new: bool, adds: bool
     ) -> None:
         key = _key(tensor)
         if key not in self._followed and not self._has_room(tensor.numel()):
             return
         if key in self._followed and not is_new:
             return
-        depth, root = deepest[0] + 1, deepest[1]
+        depth, root = deepest[0] + (self._DEEP if adds else 1), deepest[1]
         if not root:
             self._roots += 1
             root = self._roots
         weak = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self._followed[key] = _Followed(weak, tensor.detach().clone(), exact, depth, root)
         if is_new and depth >= self._DEEP:
-            self._judge(self._followed[key])
+            self._judge(self._followed[key], adds=adds)
 
     def _has_room(self, count: int) -> bool:
         """Return whether a tensor may be followed; those that are gone make room."""
@@ -154,7 +157,7 @@ class LostIncrements(Detector, TorchFunctionMode):
             self._followed, self._used = alive, sum(one.value.numel() for one in alive.values())
         return False
 
-    def _judge(self, one: _Followed) -> None:
+    def _judge(self, one: _Followed, *, adds: bool) -> None:
         """Note where a tensor is farther from its FP32 numbers than rounding to and fro explains."""
         place, kind = user_place(), torch.finfo(one.value.dtype)
         if place is None:
@@ -166,8 +169,8 @@ class LostIncrements(Detector, TorchFunctionMode):
         before = self._wrong.setdefault(place, {}).get(one.root)
         if before is None or one.depth > before.depth:
             weights = {p.untyped_storage()._cdata for p in self.bus.parameters}
-            trains = one.storage.cdata in weights
-            self._wrong[place][one.root] = _Wrong(one.value, one.exact, far, one.depth, trains)
+            unsure = adds or one.storage.cdata in weights
+            self._wrong[place][one.root] = _Wrong(one.value, one.exact, far, one.depth, unsure)
 
     def found(self, _made: Made, _error: str) -> Iterator[Misused]:
         with self.bus.unobserved():
@@ -193,7 +196,7 @@ class LostIncrements(Detector, TorchFunctionMode):
         lost_here = Misused(
             kind="lost increments", code=self.code, place=place, dtype=dtype, sentence=text
         )
-        yield lost_here.model_copy(update={"unsure": any(one.trains for one in tensors)})
+        yield lost_here.model_copy(update={"unsure": any(one.unsure for one in tensors)})
 
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:

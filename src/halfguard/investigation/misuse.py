@@ -362,6 +362,7 @@ def _raw_step(one: Misused, first: PassResult) -> Iterator[str]:
 
 _PATCHES: dict[MisuseKind, Callable[[Misused, PassResult], Iterable[str]]] = {
     "clipped": lambda one, _: [scaling.unscale_before_clipping(one.place)],
+    "unscaled early": lambda one, _: [scaling.unscale_once(one.place)],
     "schedule": _schedule,
     "not scaled": lambda one, _: [scaling.scale_loss(one.place, scaler_at(one.by))],
     "other scaler": lambda one, _: [scaling.scale_loss(one.place, scaler_at(one.by), instead=True)],

@@ -78,6 +78,7 @@ TrialKind = Literal[
 ]  # fmt: skip
 MisuseKind = Literal[
     "clipped",  # gradients that are still scaled
+    "unscaled early",  # gradients, before the last micro-batch of a step
     "schedule",  # it moves on while steps are skipped
     "not scaled",  # a loss, whose gradients the scaler divides
     "other scaler",  # has scaled the loss

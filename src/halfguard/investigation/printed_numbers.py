@@ -66,6 +66,17 @@ def worse_numbers(now: str, full: str) -> dict[str, tuple[float, float]]:
     return {name: pair for name, (_, pair) in sorted(found.items(), key=lambda one: -one[1][0])}
 
 
+def is_as_good(now: str, full: str) -> bool:
+    """Return whether both runs print a metric other than a loss, and none of these is worse than in FP32."""
+    known = last_numbers(now)
+    metrics = {
+        name for name in last_numbers(full) if better_is(name) and "loss" not in name.lower()
+    }
+    return (
+        bool(metrics) and metrics <= known.keys() and not metrics & worse_numbers(now, full).keys()
+    )
+
+
 def _shortfall(name: str, number: float, values: Sequence[float]) -> float:
     """Return by how many times what is tolerated a number is worse than the last one in FP32."""
     last, finite = values[-1], [one for one in values if math.isfinite(one)]

@@ -31,6 +31,7 @@ from halfguard.investigation.detectors import (
     ScheduleAhead,
     WrongGradients,
 )
+from halfguard.investigation.early_unscaling import EarlyUnscaling
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.numpy_errors import BadRate, NumpyErrors
 from halfguard.investigation.passes import (
@@ -58,7 +59,7 @@ from halfguard.step.parameters import parameters_of
 
 DETECTORS: tuple[type[Detector], ...] = (  # of every step; an audit has others
     *(WrongGradients, NewScalers, ScheduleAhead, ScaledPenalty, ScalerOff, HiddenError),
-    *(StaleCasts, DividedTwice, HalfMoments, ZeroGradients),
+    *(EarlyUnscaling, StaleCasts, DividedTwice, HalfMoments, ZeroGradients),
 )
 MOST_IN_A_ROW = 20
 USUAL_SCALE = (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,15 +24,23 @@ class StaleCasts(Detector):
     """Optimizer steps inside of one region of autocast, which keeps its casts of the weights."""
 
     code = "HG216"
-    _place: Place | None = None  # where the outermost region was entered
+    _place: Place | None = None  # of the outermost region
     _steps = 0  # since casts were last forgotten
     _most = 0
     _seen: Place | None = None
 
-    def on_autocast_entered(self, _region: Any) -> None:
+    def __init__(self, bus: HookBus) -> None:
+        super().__init__(bus)
+        self._made: MutableMapping[Any, Place | None] = WeakKeyDictionary()
+
+    def on_autocast_made(self, region: Any, _device: str) -> None:
+        """Note the line that makes a region: a decorator is entered where its function is called."""
+        self._made[region] = user_place()
+
+    def on_autocast_entered(self, region: Any) -> None:
         """Note the line of a region that is not inside of another one."""
         if not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-            self._place, self._steps = user_place(), 0
+            self._place, self._steps = self._made.get(region) or user_place(), 0
 
     def on_casts_forgotten(self) -> None:
         self._steps = 0
@@ -49,7 +58,7 @@ class StaleCasts(Detector):
             text = (
                 f"{self._most} optimizer steps ran inside a single autocast region, which casts each weight "
                 "once and caches the result until the region ends, so the model keeps computing with the "
-                f"weights of the first step. Enter autocast in each step: {describe_place(self._seen)}."
+                f"weights of its first step. Enter autocast in each step: {describe_place(self._seen)}."
             )
             yield Misused(kind="stale casts", code=self.code, sentence=text, place=self._seen)
 

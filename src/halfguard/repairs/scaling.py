@@ -90,9 +90,15 @@ def unscale_once(file: SourceFile, line: int) -> None:
             break
         group.append(one)
     file.insert_before(step, "\n".join(file.moved(one, step.col_offset) for one in group))
-    for one in group:
+    for one in _left_empty(file, block) if len(group) == len(block) else group:
         file.remove(one)
     _set_before_loop(file, line, group)
+
+
+def _left_empty(file: SourceFile, block: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the condition around a whole block, which has no use without it; else the block."""
+    around = (n for n in ast.walk(file.tree) if isinstance(n, ast.If) and block == n.body)
+    return [one for one in around if not one.orelse] or block
 
 
 def _set_before_loop(file: SourceFile, line: int, moved: list[ast.stmt]) -> None:

@@ -342,7 +342,9 @@ class SourceFile:
     def remove(self, statement: ast.stmt) -> None:
         """Leave out a statement with its lines; the only one of a block becomes ``pass``."""
         block = self.block_of(statement)
-        if len(block) == 1 or not self.is_alone(statement):
+        inner = list(ast.walk(statement))
+        rows = (statement.lineno, statement.end_lineno or statement.lineno)
+        if len(block) == 1 or any(self.statement_at(row) not in inner for row in rows):
             self.replace(statement, "pass")
             return
         end = (statement.end_lineno or statement.lineno) + 1

@@ -17,6 +17,7 @@ from tests.lint.helper import FIXTURES, PREVIEW
     [
         ("HG210/good.py", 540),
         ("HG107/bad.py", 84),
+        ("HG309/bad_forms.py", 180),
         ("HG201/good_forbidden_accelerate.py", 144),
         ("HG302/bad.py", 144),
     ],

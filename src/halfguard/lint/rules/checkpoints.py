@@ -37,11 +37,12 @@ def check_scaler_state(file: PythonFile) -> Iterator[Match]:
     ):
         return
     seen: set[ast.AST] = set()
+    loads_best = _BEST_IS_LOADED.search(file.source.text)
     for call in _saves(file):
         if scalers and not any(_is_available(file, name, call) for name in scalers):
             continue
         paths = " ".join(file.text(a) for a in _given(call) if not isinstance(a, ast.Dict))
-        if re.search(r"(?<!is_)best", paths) and not _BEST_IS_LOADED.search(file.source.text):
+        if re.search(r"(?<!is_)best", paths) and not loads_best:
             continue  # nothing resumes from the best weights
         if not file.project.lone and _is_final(file, call):
             continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from halfguard.investigation.answering import answer_good_run, name_failure, name_precision
-from halfguard.investigation.curing import Proven
 from halfguard.investigation.passes import Made, Misused, PassResult, ScalerFacts, Target
+from halfguard.investigation.proof import Proven
 from halfguard.records.autopsy import Culprit
 from halfguard.records.script_answer import InFP32, ScriptAnswer
 

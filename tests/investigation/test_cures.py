@@ -10,7 +10,6 @@ import pytest
 
 from halfguard.investigation.advice import advise
 from halfguard.investigation.cures import judge_fp32, list_cures
-from halfguard.investigation.curing import best_tried
 from halfguard.investigation.passes import (
     Event,
     Made,
@@ -19,6 +18,7 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
+from halfguard.investigation.proof import best_tried
 from halfguard.records.autopsy import Culprit, ReplayTrial
 
 LOSS = Event(kind="loss", backward=4, step=4, how="the loss")

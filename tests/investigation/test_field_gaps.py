@@ -17,9 +17,9 @@ from halfguard.investigation.advice import advise, advise_on_reference
 from halfguard.investigation.answering import answer_bad_number
 from halfguard.investigation.bus import HookBus
 from halfguard.investigation.cures import list_cures
-from halfguard.investigation.curing import PROOF, Proven
 from halfguard.investigation.inspecting import HeadroomWatch
 from halfguard.investigation.passes import Event, Few, Made, PassResult, SubmodulePlace, Target
+from halfguard.investigation.proof import PROOF, Proven
 from halfguard.investigation.tracking import ExactWatch
 from halfguard.records.autopsy import Culprit
 from halfguard.records.script_answer import ScriptAnswer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halfguard.investigation.curing import PROOF, Proven, cure_good_run
+from halfguard.investigation.good_runs import fix_good_run
 from halfguard.investigation.misuse import cures_of
 from halfguard.investigation.passes import (
     Made,
@@ -22,6 +22,7 @@ from halfguard.investigation.passes import (
     TrialPlan,
     TrialResult,
 )
+from halfguard.investigation.proof import PROOF, Proven
 from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.investigation.working_copy import WorkingCopy
 from halfguard.records.autopsy import ReplayTrial
@@ -101,7 +102,7 @@ def in_fp32(one: Passes, *gradients: float, differs_at: int | None = None) -> Pa
 
 def test_a_scaler_is_added_if_fp32_has_larger_gradients(one: Passes) -> None:
     one.judged["fp32"] = in_fp32(one, 3e-6, 4e-6, 1e-7)
-    (told,), proven = cure_good_run(one, first_run(one, autocast_device="cpu"), no_scaler(one))
+    (told,), proven = fix_good_run(one, first_run(one, autocast_device="cpu"), no_scaler(one))
     assert told.kind == "no scaler"
     assert 1 < 5e-6 * told.scale < 100  # the largest norm
     assert proven.cure.trial == PROOF
@@ -123,13 +124,13 @@ def test_small_gradients_are_not_told_if_fp32_does_not_show_that_they_are_lost(
     one: Passes, gradients: tuple[float, ...], differs_at: int | None
 ) -> None:
     one.judged["fp32"] = in_fp32(one, *gradients, differs_at=differs_at)
-    told, proven = cure_good_run(one, first_run(one, autocast_device="cpu"), no_scaler(one))
+    told, proven = fix_good_run(one, first_run(one, autocast_device="cpu"), no_scaler(one))
     assert told == ()
     assert proven.cure is None
 
 
 def test_small_gradients_without_fp16_autocast_are_not_even_tried(one: Passes) -> None:
-    told, _ = cure_good_run(one, first_run(one), no_scaler(one))  # BF16, or FP32
+    told, _ = fix_good_run(one, first_run(one), no_scaler(one))  # BF16, or FP32
     assert told == ()
     assert one.asked == []
 
@@ -138,14 +139,14 @@ def test_a_scaler_that_is_off_is_told_once(one: Passes) -> None:
     one.judged["fp32"] = in_fp32(one, 3e-6, 4e-6, 1e-7)
     off = Misused(kind="scaler off", sentence="It does nothing.", place=None)
     first = first_run(one, autocast_device="cpu").model_copy(update={"misuse": (off,)})
-    assert cure_good_run(one, first, no_scaler(one))[0] == (off,)
+    assert fix_good_run(one, first, no_scaler(one))[0] == (off,)
 
 
 def test_of_a_long_run_only_what_needs_no_trial_is_told(one: Passes) -> None:
     first = first_run(one, autocast_device="cpu").model_copy(update={"seconds": 600.0})
-    assert cure_good_run(one, first, no_scaler(one))[0] == ()
+    assert fix_good_run(one, first, no_scaler(one))[0] == ()
     lost = seen("lost updates", at(one.folder / "train.py", "step"))
-    told, proven = cure_good_run(one, first, lost)
+    told, proven = fix_good_run(one, first, lost)
     assert [misused.kind for misused in told] == ["lost updates"]
     assert proven.cure is None
     assert one.asked == []
@@ -169,7 +170,7 @@ def test_an_overflow_that_was_swallowed_is_cured_by_the_first_line_in_fp32_that_
     one.judged["statement"] = line_trial(one, "statement", good=False, new="net(x).double()")
     one.judged["slice"] = line_trial(one, "slice", good=True)  # without a patch
     one.judged["function"] = line_trial(one, "function", good=True, new="net(x).float()")
-    (told,), proven = cure_good_run(one, first_run(one), swallowed)
+    (told,), proven = fix_good_run(one, first_run(one), swallowed)
     assert told.kind == "swallowed"
     assert proven.cure.trial == PROOF
     text = patched(one.folder / "train.py", proven.cure.patch)
@@ -181,7 +182,7 @@ def test_a_patch_after_which_an_overflow_is_swallowed_as_before_is_no_cure(one: 
     swallowed = seen("swallowed", at(one.folder / "train.py", "exp"))
     one.judged["statement"] = line_trial(one, "statement", good=True, new="net(x).float()")
     one.again = swallowed.misuse
-    told, proven = cure_good_run(one, first_run(one), swallowed)
+    told, proven = fix_good_run(one, first_run(one), swallowed)
     assert [misused.kind for misused in told] == ["swallowed"]
     assert proven.cure is None
     in_fp32, *patched = [trial.note for trial in proven.trials]
@@ -193,7 +194,7 @@ def test_lost_updates_are_told_with_the_line_of_the_cast(one: Passes) -> None:
     script = one.folder / "train.py"
     write(script, SCRIPT.replace("Net()", "Net().bfloat16()"))
     lost = seen("lost updates", at(script, "step"), dtype="bfloat16")
-    (told,), proven = cure_good_run(one, first_run(one, half_weights=at(script, "Net")), lost)
+    (told,), proven = fix_good_run(one, first_run(one, half_weights=at(script, "Net")), lost)
     assert told.sentence.endswith("train.py:2: net = Net().bfloat16().")
     assert "dtype=torch.bfloat16)(net.forward)" in patched(script, proven.cure.patch)
 
@@ -204,7 +205,7 @@ def test_lightning_keeps_weights_in_fp32_if_it_is_asked_to(one: Passes) -> None:
     write(script, text)
     lost = seen("lost updates", at(script, "fit"), dtype="bfloat16")
     first = PassResult(ended="finished", backward=10, made=Made(half_weights=at(script, "fit")))
-    _, proven = cure_good_run(one, first, lost)
+    _, proven = fix_good_run(one, first, lost)
     assert 'precision="bf16-mixed"' in patched(script, proven.cure.patch)
     assert 'train.py:1: trainer = Trainer(precision="bf16-true").' in proven.cure.sentence
 
@@ -226,7 +227,7 @@ def test_ids_are_kept_in_fp32_where_they_were_cast(one: Passes) -> None:
     write(script, f"table = rows.to(dtype)\n{SCRIPT}")
     one.casts = (at(script, "rows"),)
     ids = seen("rounded integers", at(script, "exp"))
-    _, proven = cure_good_run(one, first_run(one), ids)
+    _, proven = fix_good_run(one, first_run(one), ids)
     assert "table = rows.float()" in patched(script, proven.cure.patch)
 
 
@@ -238,12 +239,12 @@ def test_many_lost_updates_are_told_if_fp32_learns_more(one: Passes, last: float
     losses = array("d", [1.0, 1.0, 0.9, 0.9, 0.9, 0.9, last, last])
     (one.place / "losses.bin").write_bytes(losses.tobytes())
     lost = seen("lost updates", at(script, "step"), dtype="float16", unsure=True)
-    told, _ = cure_good_run(one, first_run(one, half_weights=at(script, "Net")), lost)
+    told, _ = fix_good_run(one, first_run(one, half_weights=at(script, "Net")), lost)
     assert [misused.kind for misused in told] == (["lost updates"] if last > 0.5 else [])
 
 
 def test_a_run_without_anything_is_not_run_again(one: Passes) -> None:
-    assert cure_good_run(one, first_run(one), PassResult(ended="steps"))[0] == ()
+    assert fix_good_run(one, first_run(one), PassResult(ended="steps"))[0] == ()
     assert one.asked == []
 
 
@@ -252,4 +253,4 @@ def test_a_run_that_was_stopped_and_has_no_fault_is_not_run_in_fp32(
 ) -> None:
     monkeypatch.setattr(Passes, "run", None)
     stopped = first_run(one).model_copy(update={"ended": "steps"})
-    assert cure_good_run(one, stopped, None) == ((), Proven())
+    assert fix_good_run(one, stopped, None) == ((), Proven())

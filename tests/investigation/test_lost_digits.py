@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from halfguard.investigation import lost_digits
 from halfguard.investigation.answering import answer_good_run
 from halfguard.investigation.bus import HookBus
-from halfguard.investigation.curing import Proven
 from halfguard.investigation.inspecting import choose_passes, choose_taped
 from halfguard.investigation.lost_digits import LostDigits
 from halfguard.investigation.passes import Made, Misused, PassResult, Target
+from halfguard.investigation.proof import Proven
 from halfguard.records.rounding import LineInFloat
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.tracing.called_modules import CalledModules

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation.curing import PROOF
+from halfguard.investigation.proof import PROOF
 from halfguard.records.script_answer import ScriptAnswer
 from tests.investigation.command import why
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halfguard.investigation.curing import _lost_gradients
+from halfguard.investigation.lost_gradients import confirm_lost_gradients
 from halfguard.investigation.passes import Made, Misused, PassResult, TrialPlan, TrialResult
 from halfguard.records.autopsy import ReplayTrial
 
@@ -42,4 +42,4 @@ def test_gradients_of_the_right_size_and_the_wrong_direction(
     misused = Misused(kind="no scaler", sentence="", backward=3, norms=(norm,), sizes=(8,))
     first = PassResult(made=Made(autocast_device="cpu"))
     runs: Any = Runs(tmp_path, half)
-    assert bool(list(_lost_gradients(runs, first, misused))) is told
+    assert bool(list(confirm_lost_gradients(runs, first, misused))) is told

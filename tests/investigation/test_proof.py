@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from halfguard.investigation.curing import (
-    PROOF,
-    SOON_STEPS,
-    Proven,
-    failure,
-    fault_left,
-    is_worth_it,
-    prove,
-    with_audit,
-)
+from halfguard.investigation.bad_runs import failure
+from halfguard.investigation.good_runs import fault_left, with_audit
 from halfguard.investigation.passes import Event, Misused, PassResult
+from halfguard.investigation.proof import PROOF, SOON_STEPS, Proven, is_worth_it, prove
 from halfguard.records.autopsy import Cure
 
 EVENT = Event(kind="loss", backward=4, step=4, how="the loss")

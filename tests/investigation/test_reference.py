@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from halfguard.investigation.curing import Reference
 from halfguard.investigation.passes import Event, PassResult
+from halfguard.investigation.reference import Reference
 
 GOOD = PassResult(ended="finished", steps=40, backward=40)
 FALLING = [1.0 / (step + 1) for step in range(40)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation.curing import PROOF
+from halfguard.investigation.proof import PROOF
 from halfguard.records.script_answer import ScriptAnswer
 from tests.investigation.command import SCRIPTS, ask, culprit_line, environment, python_for, why
 from tests.support.forks import forked_path, forked_python

@@ -14,7 +14,6 @@ from halfguard.investigation.advice import (
     advise_on_mask,
     describe_place,
 )
-from halfguard.investigation.curing import SOON_SECONDS, Proven
 from halfguard.investigation.misuse import Crash
 from halfguard.investigation.passes import (
     HALF_NAMES,
@@ -26,6 +25,7 @@ from halfguard.investigation.passes import (
     ScalerFacts,
     Target,
 )
+from halfguard.investigation.proof import SOON_SECONDS, Proven
 from halfguard.records.autopsy import Culprit, Cure
 from halfguard.records.script_answer import InFP32, ScriptAnswer
 from halfguard.step.installed import is_installed

@@ -18,10 +18,12 @@ from halfguard.investigation.answering import (
     answer_good_run,
     name_failure,
 )
-from halfguard.investigation.curing import Proven, cure_bad_run, cure_good_run, try_in_passes
+from halfguard.investigation.bad_runs import fix_bad_run, try_in_passes
+from halfguard.investigation.good_runs import fix_good_run
 from halfguard.investigation.inspecting import choose_passes
 from halfguard.investigation.misuse import Crash, crash_place, with_place
 from halfguard.investigation.passes import Event, PassResult, Start, Target
+from halfguard.investigation.proof import Proven
 from halfguard.investigation.ranks import Ranks
 from halfguard.investigation.script_passes import Investigation, Watch, roots_of
 from halfguard.investigation.working_copy import WorkingCopy
@@ -100,7 +102,7 @@ def _investigate(one: Investigation) -> ScriptAnswer:
     found = Crash(first.error, place, second.made)
     is_crash = event.kind == "exception" and second.culprit is None
     crash = found if is_crash or found.is_of_scaler else None
-    proven = cure_bad_run(one, first, event, second, crash)
+    proven = fix_bad_run(one, first, event, second, crash)
     answer = (
         answer_bad_number(one.target, first, event, second, proven, note=note, shared=shared)
         if crash is None
@@ -126,7 +128,7 @@ def _answer_good_run(
     if trains and first.ended != "interrupted":
         one.inspect = choose_passes(first)
         inspected = one.run("inspect", "auditing a few steps")
-    misused, proven = cure_good_run(one, first, inspected)
+    misused, proven = fix_good_run(one, first, inspected)
     answer = answer_good_run(
         one.target, first, inspected, misused, proven=proven, log=log, shared=shared
     )

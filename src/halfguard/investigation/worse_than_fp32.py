@@ -16,14 +16,13 @@ from halfguard.investigation.printed_numbers import (
     last_numbers,
     worse_numbers,
 )
+from halfguard.investigation.reference import quarters_of
 from halfguard.investigation.script_passes import Investigation, Patched
 
 _SEEDS = (1, 2)  # besides that of the script
 _SHORT = 20.0  # seconds of a script that is run with all of them
 _MOST = 4  # numbers that are compared
 _LEFT = 0.3  # of the distance from FP32, with a patch
-_QUARTERS = 4
-_FEWEST = 2  # losses in a quarter
 _ENDS = ("finished", "exited")
 _LOSS = "training loss"
 
@@ -54,10 +53,7 @@ class Shortfall:
 
 def ends_of(one: Investigation, name: str) -> str:
     """Return what a run has printed, and the median of its losses in each quarter."""
-    losses = one.losses(name)
-    part = len(losses) // _QUARTERS
-    quarters = (losses[at : at + part] for at in range(0, _QUARTERS * part, part or 1))
-    rows = [f"{_LOSS} {median(some):.6g}" for some in quarters] if part >= _FEWEST else []
+    rows = (f"{_LOSS} {median(some):.6g}" for some in quarters_of(one.losses(name)))
     return "\n".join((one.printed.get(name, ""), *rows))
 
 

@@ -34,7 +34,8 @@ def test_twenty_in_a_row_are_an_event() -> None:
     rule.good()
     reasons = [rule.overflow(2.0**40) for _ in range(20)]
     assert reasons[:19] == [""] * 19
-    assert "20 steps in a row" in reasons[19]
+    assert "20 steps in a row were skipped" in reasons[19]
+    assert "21 backward passes in a row" in rule.overflow(2.0**40, each_steps=False)
 
 
 def test_the_end_of_a_script_in_a_streak() -> None:

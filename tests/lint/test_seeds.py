@@ -44,13 +44,6 @@ WRONG = {
         ("import torch\nfrom transformers import AutoModelForCausalLM, TrainingArguments\n"
         "model = AutoModelForCausalLM.from_pretrained('m', torch_dtype=torch.float16)\n"
         "arguments = TrainingArguments('out', fp16=True)\n"), "HG401"),
-    "003 half weights, scaling off": (
-        ("import torch\nfrom transformers import AutoModelForCausalLM, TrainingArguments\n"
-        "model = AutoModelForCausalLM.from_pretrained('m', torch_dtype=torch.float16)\n"
-        "arguments = TrainingArguments('out', fp16=False, bf16=False)\n"), "HG402"),
-    "003 half weights in a plain loop": (
-        ("import torch\ndef fit(model, optimizer, x):\n    model = model.half()\n"
-        "    loss = model(x).mean()\n    loss.backward()\n    optimizer.step()\n"), "HG402"),
     "004 old names": (
         ("import torch\ndef f(layer, x):\n    with torch.cuda.amp.autocast(enabled=False):\n"
         "        return layer(x.float())\n"), "HG405"),

@@ -301,7 +301,12 @@ def _headroom(found: Headroom | None, inspected: PassResult | None) -> str:
 def _loss_scale(scaler: ScalerFacts) -> str:
     if not scaler.used:
         return ""
-    skipped = f"{scaler.skips} step{'' if scaler.skips == 1 else 's'} skipped"
+    one, many, what = (
+        ("step", "steps", "skipped")
+        if scaler.each_steps
+        else ("backward pass", "backward passes", "overflowed")
+    )
+    skipped = f"{scaler.skips} {one if scaler.skips == 1 else many} {what}"
     if scaler.count > 1:  # each has a scale of its own
         return (
             f"{scaler.count} scalers; the initial loss scale of the first is {scaler.first:g}, the final one "

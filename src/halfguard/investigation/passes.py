@@ -173,7 +173,8 @@ class ScalerFacts(FloatRecordPart):
 
     used: bool = False
     count: int = 0  # of scalers
-    skips: int = 0
+    skips: int = 0  # backward passes that overflowed
+    each_steps: bool = True  # and each of them is a step
     first: float = math.nan
     last: float = math.nan
 

@@ -83,8 +83,11 @@ class SkipRule:
         self.streak = 0
         self.applied += 1
 
-    def overflow(self, scale: float) -> str:
-        """Count an overflow; return why it is an event, or an empty string."""
+    def overflow(self, scale: float, *, each_steps: bool = True) -> str:
+        """Count an overflow; return why it is an event, or an empty string.
+
+        Each backward pass is one step, or several are accumulated, or the script leaves out the step itself.
+        """
         if not self.skips:
             self.first = scale
         self.skips += 1
@@ -94,7 +97,9 @@ class SkipRule:
             return f"the loss scale fell to {scale:g} and the gradients still overflowed"
         calibrates = not self.applied and scale > USUAL_SCALE
         if self.streak >= MOST_IN_A_ROW and not calibrates:
-            return f"{self.streak} steps in a row were skipped; the loss scale is {scale:g}"
+            what = f"{self.streak} backward passes in a row overflowed"
+            what = f"{self.streak} steps in a row were skipped" if each_steps else what
+            return f"{what}; the loss scale is {scale:g}"
         return ""
 
     def at_end(self, *, crashed: bool) -> str:
@@ -176,9 +181,13 @@ class Sensing:
 
     def _skipped(self) -> None:
         self._last_skip = self._event("scale", "")
-        why = self._rule.overflow(self._scales.last)
+        why = self._rule.overflow(self._scales.last, each_steps=self._each_steps())
         if why:
             self._found("scale", why, done=1)
+
+    def _each_steps(self) -> bool:
+        """Return whether the scaler has stepped after each backward pass but the last."""
+        return self._bus.scaler_steps >= self._bus.backward
 
     def on_backward_failed(self, error: RuntimeError) -> None:
         if "nan values" in str(error):  # torch.autograd.detect_anomaly
@@ -281,7 +290,11 @@ class Sensing:
             busy=time.process_time() - self._busy,
             loss=self._losses[-1] if self._losses else math.nan,
             scaler=self._scales.model_copy(
-                update={"skips": self._rule.skips, "count": self._scaler_count}
+                update={
+                    "skips": self._rule.skips,
+                    "count": self._scaler_count,
+                    "each_steps": self._each_steps(),
+                }
             ),
             workers=self._bus.workers,
             spawns=self._surroundings.spawns,

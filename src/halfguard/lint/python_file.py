@@ -92,7 +92,7 @@ class PythonFile(SyntaxTree):
         """Return whether the scaler or the optimizer of an event may be another one at a later event."""
         functions = {self.function_of(earlier.node), self.function_of(later.node)}
         begin, end = earlier.node.lineno, later.node.lineno
-        for name in (later.owner, later.optimizer):
+        for name in (later.owner_name, later.optimizer_name):
             assigned = [a for a in self.assignments.get(name, ()) if a.function in functions]
             if len(functions) > 1 and len(assigned) > 1:
                 return True  # in which order is not known

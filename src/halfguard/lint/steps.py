@@ -22,8 +22,8 @@ from halfguard.lint.roles import Roles
 from halfguard.lint.syntax_tree import Function, SyntaxTree, parameter_names
 
 EventKind = Literal[
-    "backward", "scaled_backward", "framework_backward", "unscale", "clip", "scaler_step", "scaler_update",
-    "optimizer_step", "continue", "return", "break",
+    "backward", "scaled_backward", "framework_backward", "unscale", "clip", "zero_grad", "scaler_step",
+    "scaler_update", "optimizer_step", "continue", "return", "break",
 ]  # fmt: skip
 
 
@@ -38,6 +38,16 @@ class Event:
     conditions: tuple[Condition, ...]
     loops: tuple[ast.stmt, ...]
     tests: tuple[ast.expr, ...]  # the expressions behind the conditions
+
+    @property
+    def owner_name(self) -> str:
+        """The owner as it is written, without the function that it belongs to."""
+        return _written(self.owner)
+
+    @property
+    def optimizer_name(self) -> str:
+        """The optimizer as it is written."""
+        return _written(self.optimizer)
 
     def excludes(self, other: Event) -> bool:
         """Return whether the two can never run in the same iteration."""
@@ -60,8 +70,15 @@ class Context:
         return Context((*self.conditions, condition), self.loops, tests, self.stack)
 
 
+_IN = " in "  # between a local name and its function
+
+
+def _written(name: str) -> str:
+    return name.partition(_IN)[0]
+
+
 _CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_"}
-_STEP_METHODS = {"backward", "step", "update", "unscale_", *_CLIPS}
+_STEP_METHODS = {"backward", "step", "update", "unscale_", "zero_grad", *_CLIPS}
 _INFINITE = {"float('inf')", "math.inf", "torch.inf", "np.inf", "inf"}
 _MAX_DEPTH, _MAX_INLINED = 3, 60
 
@@ -190,7 +207,7 @@ class EventReader:
             return
         inner: list[Event] = []
         self._block(callee.body, replace(context, stack=(*context.stack, callee)), inner)
-        names = _caller_names(call, callee, self.roles)
+        names = self._local_names(callee) | _caller_names(call, callee, self.roles)
         out.extend(
             replace(
                 event,
@@ -199,6 +216,12 @@ class EventReader:
             )
             for event in inner
         )
+
+    def _local_names(self, function: Function) -> dict[str, str]:
+        """Map the names that a function assigns to names that no other function has."""
+        assigned = self.tree.assignments.items()
+        own = (n for n, all_of in assigned if any(a.function is function for a in all_of))
+        return {name: f"{name}{_IN}{function.name}" for name in own if "." not in name}
 
     def _is_whole_step(self, call: ast.Call) -> bool:
         """Return whether a call runs the whole step, as timm's ``loss_scaler(loss, optimizer)``."""
@@ -209,6 +232,8 @@ class EventReader:
         name, owner, roles = called_name(call), receiver(call), self.roles
         if name in _CLIPS:
             return None if self._never_clips(call) else "clip"
+        if name == "zero_grad":
+            return "zero_grad"
         if owner is None:
             return None
         if name == "backward":

@@ -1,7 +1,7 @@
-"""Models whose parameters are float16 while they are trained: with a scaler, or without copies.
+"""Models whose parameters are float16 while a scaler trains them.
 
-What a file shows is a cast, not what its optimizer does. ``hg.doctor`` has the live optimizer, and measures
-whether updates are lost: here a word about copies, casts or compensation is enough for silence.
+Without a scaler, their updates may be lost. A file shows a cast, but not what its optimizer does: doctor has
+the live optimizer, and measures that (HG402).
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from halfguard.lint.match import Fix, Match, match_at
 from halfguard.lint.precision import Precision
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.rule import rule
-from halfguard.lint.rules.constants import underflows_half
 from halfguard.lint.rules.scaling import settings_of
-from halfguard.lint.steps import EventKind
 from halfguard.repairs.fp32_weights import fp32_weights
 from halfguard.repairs.source_file import SourceFile
 
@@ -35,12 +33,6 @@ _CHAINED = {"cuda", "to", "train", "cpu", "requires_grad_"}
 _ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig")
 _HALF = ("half(", "float16", "torch.half")
 _STEPS = ("step(", "TrainingArguments", "SFTConfig")
-# What may keep the updates that float16 rounds away: copies, casts back, Kahan sums, random rounding.
-_KEEPING = re.compile(
-    r"master|kahan|compensat|stochastic|fp16_?optim|upcast|cast_training|\.data\s*=[^=]|Optimizer\):",
-    re.IGNORECASE,
-)
-_RATES = {"SGD": 0.01, "Adam": 0.002}  # keep updates of gradients above 0.02, and most of Adam's
 
 
 @rule("HG401", *_HALF, also=_STEPS)
@@ -49,27 +41,12 @@ def check_scaler(file: PythonFile) -> Iterator[Match]:
     text = r"MasterWeights|upcast_trainable|cast_training_params|\bp(aram)?\.data\s*=\s*p(aram)?\.data\.float"
     if re.search(text, file.source.text) or _trains_adapters(file):
         return
-    for call in _trained_half_models(file, "scaler_step", fp16=True):
+    for call in _trained_half_models(file):
         fix = _upcast_trained(file) if file.imports("peft") else _keep_full(file, call)
         message = (
             "The scaler raises an error for float16 parameters: it cannot unscale their gradients."
         )
         yield match_at(call, message, fix)
-
-
-@rule("HG402", *_HALF, also=_STEPS)
-def check_updates(file: PythonFile) -> Iterator[Match]:
-    """Find float16 models that are trained without a scaler."""
-    made = [c for c in file.nodes(ast.Call) if file.full_name(c.func).startswith("torch.optim.")]
-    if file.roles.has_scaler or _KEEPING.search(file.source.text) or _trains_adapters(file):
-        return
-    if any(_keeps_updates(file, call) for call in made):
-        return
-    for call in _trained_half_models(file, "optimizer_step", "backward", fp16=False):
-        message = "float16 weights lose small updates: 1 - 1e-4 is 1 in float16."
-        # to match the weights
-        casts_inputs = any(other is not call for other in file.calls("half"))
-        yield match_at(call, message, None if casts_inputs else _keep_full(file, call))
 
 
 def _trains_adapters(file: PythonFile) -> bool:
@@ -84,30 +61,18 @@ def _trains_adapters(file: PythonFile) -> bool:
     return not merges and all(boolean(value) is not False for value in casts)
 
 
-def _keeps_updates(file: PythonFile, call: ast.Call) -> bool:
-    """Return whether an optimizer has float32 copies of the parameters, or a high learning rate."""
-    given, rate = argument(call, 0, "params"), file.constant(argument(call, 1, "lr"))
-    if given is not None and file.precision(given) is Precision.FULL:
-        return True
-    kind = "SGD" if called_name(call) == "SGD" else "Adam"
-    eps = file.constant(argument(call, -1, "eps"))
-    fused = boolean(argument(call, -1, "fused")) is True
-    has_eps = kind == "SGD" or fused or (eps is not None and not underflows_half(eps))
-    return rate is not None and rate >= _RATES[kind] and has_eps
-
-
-def _trained_half_models(file: PythonFile, *kinds: EventKind, fp16: bool) -> Iterator[ast.Call]:
-    """Yield float16 models near a step with all these events, or near ``TrainingArguments(fp16=...)``.
+def _trained_half_models(file: PythonFile) -> Iterator[ast.Call]:
+    """Yield float16 models near a step of a scaler, or near ``TrainingArguments(fp16=True)``.
 
     Near means in the same function, in a function that it calls, in ``__init__`` of its class, or at module
     level.
     """
-    steps = [step for step in file.steps if all(step.has(kind) for kind in kinds)]
+    steps = [step for step in file.steps if step.has("scaler_step")]
     functions = {file.function_of(event.node) for step in steps for event in step.events}
     functions |= {
         file.function_of(call)
         for call in file.calls(*_ARGUMENTS)
-        if boolean(dict(settings_of(file, call)).get("fp16")) is fp16
+        if boolean(dict(settings_of(file, call)).get("fp16")) is True
     }
     classes = {file.class_of(f) for f in functions if f is not None} - {None}
     for call in _half_models(file) if functions else ():

@@ -196,7 +196,7 @@ def check_raw_steps(file: PythonFile) -> Iterator[Match]:
             already = any(not s.excludes(raw) for s in stepped)
             how = "in addition to scaler.step" if already else "on gradients that are still scaled"
             fix = _step_fix(file, raw, latest[0], already=already)
-            yield match_at(raw.node, f"{raw.owner}.step() runs {how}.", fix)
+            yield match_at(raw.node, f"{raw.owner_name}.step() runs {how}.", fix)
 
 
 def _step_fix(file: PythonFile, raw: Event, scaled: Event, *, already: bool) -> Fix | None:
@@ -227,14 +227,20 @@ def check_unscaled(file: PythonFile) -> Iterator[Match]:
             if function is file.function_of(call) and isinstance(call, ast.Call):
                 line, scaler = node.lineno, file.text(call.func).rpartition(".")[0]
                 fix = file.fix("safe", scale_loss.edit, line, scaler)
-            message = f"This loss is not scaled, but {scaler_step.owner}.step divides by the scale."
+            message = (
+                f"This loss is not scaled, but {scaler_step.owner_name}.step divides by the scale."
+            )
             yield match_at(node, message, fix)
 
 
 def _backwards_before(step: Step, scaler_step: Event) -> list[Event]:
     """Return the backward passes since the step of another optimizer; all of them if there are none."""
     kinds: tuple[EventKind, ...] = ("backward", "scaled_backward", "framework_backward")
-    found = step.before(scaler_step, *kinds)
+    found = [
+        one
+        for one in step.before(scaler_step, *kinds)
+        if not any(e.kind == "zero_grad" for e in step.between(one, scaler_step))
+    ]
     steps = step.before(scaler_step, "scaler_step")
     others = [e for e in steps if e.optimizer != scaler_step.optimizer]
     if others:
@@ -287,7 +293,11 @@ def _is_over_epochs(node: ast.AST) -> bool:
     if isinstance(node, ast.While):
         return bool(_EPOCHS.search(ast.unparse(node.test)))
     if isinstance(node, ast.For):
-        return bool(_EPOCHS.search(ast.unparse(node.target) + ast.unparse(node.iter)))
+        # ``for dataset, epochs in table.items()`` goes through trainings, not through epochs.
+        called = called_name(node.iter) if isinstance(node.iter, ast.Call) else ""
+        return called != "items" and bool(
+            _EPOCHS.search(ast.unparse(node.target) + ast.unparse(node.iter))
+        )
     return False
 
 

@@ -43,7 +43,7 @@ from halfguard.lint.project import is_about_setup
 DATA = Path(__file__).parent
 LISTS = (DATA / "repositories.txt", *(DATA / f"repositories-{n}.txt" for n in range(2, 11)))
 SUFFIXES = (
-    ".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".rst", ".sh", ".slurm", ".sbatch", ".json", ".bat",
+    ".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".rst", ".sh", ".slurm", ".sbatch", ".json", ".bat", ".ipynb",
     "setup.cfg", "Pipfile",
 )  # fmt: skip
 HALVES = ("working", "held-out")
@@ -179,7 +179,7 @@ def sample(folder: Path, half: str, number: int, seed: int) -> None:
     """Write findings as JSON lines: rule by rule in turn, so that rare rules are judged whole."""
     by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for name, root, found in findings_of(folder, half):
-        for row in found:
+        for row in (r for r in found if not r["condition"]):  # a note claims nothing
             by_rule[row["code"]].append({"repository": name, **_judged_row(root, row)})
     rng = random.Random(seed)
     for rows in by_rule.values():
@@ -317,12 +317,12 @@ def _score_row(name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def recall(folder: Path, file: Path, half: str) -> None:
-    """Print every mistake of a held-out set with the rules that speak near it, deprecated names left out."""
+    """Print every mistake of a held-out set with the rules that speak near it, notes in brackets."""
     found = {name: rows for name, _, rows in findings_of(folder, half)}
     for mistake in (json.loads(line) for line in file.read_text("utf-8").splitlines()):
         places = [(mistake["path"], mistake["line"]), *map(tuple, mistake["also"])]
         near = {
-            row["code"]
+            f"({row['code']})" if row["condition"] else row["code"]
             for row in found.get(mistake["repository"], [])
             if row["code"] not in DEPRECATED
             and any(row["path"] == p and abs(row["line"] - n) <= NEAR for p, n in places)

@@ -52,7 +52,7 @@ def lint(
 ) -> None:
     """Find code that fails in float16 training, and fix it.
 
-    Exit code 0: nothing found; 1: findings, or changes that --diff shows; 2: wrong arguments or settings.
+    Exit code 0: no findings, or notes only; 1: findings, or changes that --diff shows; 2: wrong arguments.
     """
     from halfguard.lint.output import FORMATS  # noqa: PLC0415
     from halfguard.lint.run import Linter  # noqa: PLC0415
@@ -74,7 +74,7 @@ def lint(
         sys.stdout.buffer.write(results[0].after)
     else:
         sys.stdout.write(FORMATS["json" if as_json else output.value](results))
-    raise typer.Exit(int(any(result.diagnostics for result in results)))
+    raise typer.Exit(int(any(not d.condition for r in results for d in r.diagnostics)))
 
 
 def _settings(paths: list[Path], select: str, ignore: str) -> Settings:

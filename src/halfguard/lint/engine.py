@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from halfguard.catalogue import entry
+from halfguard.lint.certainty import IS_RUN, condition_of
 from halfguard.lint.match import Diagnostic, Fix, Match, Span
 from halfguard.lint.project import UNKNOWN, Project
 from halfguard.lint.python_file import PythonFile
@@ -45,7 +46,11 @@ def lint_bytes(
     """Return the findings of one file, sorted by position."""
     if len(data) > _MAX_BYTES:
         relevant = ByteSearch(data[:200_000]).contains_any(_LIBRARIES)
-        return _unreadable(Source(""), path, "it is larger than 4 MB", 1, rules) if relevant else []
+        return (
+            _unreadable(Source(""), path, "it is larger than 4 MB", 1, rules, project)
+            if relevant
+            else []
+        )
     search = ByteSearch(data)
     if not search.contains_any(_LIBRARIES):
         return []
@@ -55,18 +60,20 @@ def lint_bytes(
     ignored = settings.ignored_in(path)
     active = [r for r in active if not r.code.startswith(ignored)] if ignored else active
     if len(data) - len(data.translate(None, _PUNCTUATION)) > _MAX_PUNCTUATION:
-        return _unreadable(Source(""), path, "it is a table of data rather than code", 1, rules)
+        return _unreadable(
+            Source(""), path, "it is a table of data rather than code", 1, rules, project
+        )
     try:
         source = Source.decode(data)
         found = _run(source, active, path, project)
     except UnreadableError as error:
-        return _unreadable(Source(""), path, str(error), 1, rules)
+        return _unreadable(Source(""), path, str(error), 1, rules, project)
     except SyntaxError as error:
-        return _not_parsed(source, path, error, rules)
+        return _not_parsed(source, path, error, rules, project)
     except (RecursionError, MemoryError):
-        return _unreadable(source, path, "it is nested too deeply", 1, rules)
+        return _unreadable(source, path, "it is nested too deeply", 1, rules, project)
     except ValueError as error:  # for example a null byte
-        return _unreadable(source, path, str(error), 1, rules)
+        return _unreadable(source, path, str(error), 1, rules, project)
     kept = {
         (rule.code, match.span): _diagnostic(source, path, rule.code, match)
         for rule, match in found
@@ -127,7 +134,7 @@ def _run(
         file = PythonFile(source, parse(source), path, project)
         try:
             found = [
-                (rule, match)
+                (rule, replace(match, condition=condition_of(file, rule.code, match.span)))
                 for rule in rules
                 for match in rule.check(file)
                 if not never_runs(file, match.span)
@@ -145,7 +152,7 @@ def _diagnostic(source: Source, path: str, code: str, match: Match) -> Diagnosti
     return Diagnostic(
         code=code,
         message=match.message,
-        severity=failure.severity,
+        severity="note" if match.condition else failure.severity,
         path=path,
         column=source.character_column(span.line, span.column),
         end_column=source.character_column(span.line, end),
@@ -154,11 +161,12 @@ def _diagnostic(source: Source, path: str, code: str, match: Match) -> Diagnosti
         span=span,
         snippet=snippet,
         fix=match.fix,
+        condition=match.condition,
     )
 
 
 def _not_parsed(
-    source: Source, path: str, error: SyntaxError, rules: tuple[Rule, ...]
+    source: Source, path: str, error: SyntaxError, rules: tuple[Rule, ...], project: Project
 ) -> list[Diagnostic]:
     """Report a file that is not Python, unless it is a template, a cell of a notebook, or for a newer Python.
 
@@ -170,16 +178,17 @@ def _not_parsed(
         return []
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     reason = f"Python {version} cannot read it: {error.msg}"
-    return _unreadable(source, path, reason, error.lineno or 1, rules)
+    return _unreadable(source, path, reason, error.lineno or 1, rules, project)
 
 
 def _unreadable(
-    source: Source, path: str, reason: str, line: int, rules: tuple[Rule, ...]
+    source: Source, path: str, reason: str, line: int, rules: tuple[Rule, ...], project: Project
 ) -> list[Diagnostic]:
     if all(rule.code != UNREADABLE for rule in rules):
         return []
     line = max(1, min(line, max(1, len(source.lines))))
-    match = Match(Span(line, 0, line, 0), f"This file was not checked: {reason}.")
+    condition = "" if project.lone or project.is_named(path) else IS_RUN
+    match = Match(Span(line, 0, line, 0), f"This file was not checked: {reason}.", None, condition)
     return [_diagnostic(source, path, UNREADABLE, match)]
 
 

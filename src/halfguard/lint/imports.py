@@ -15,14 +15,16 @@ _IMPORT = re.compile(
 )
 _FROM = re.compile(rb"\bfrom[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)")
 _SCRIPT = re.compile(rb"([\w./-]+)\.py\b|-m[ \t]+([\w.]+)")
+_PROSE = (".md", ".rst", ".txt", ".ipynb")
 _MAX_INDEX = 50  # imports of a package; one with more is the index of a library, and calls nothing
 
 
 class Imports:
     """The imports of all files of a project, read when they are asked for."""
 
-    def __init__(self, contents: dict[Path, bytes]) -> None:
+    def __init__(self, contents: dict[Path, bytes], root: Path = Path("/")) -> None:
         self._contents = contents
+        self._root = root
         self._imported: dict[Path, set[Path]] = {}
         self._users: dict[Path, set[Path]] = {}
         self._used: dict[tuple[Path, str], bool] = {}
@@ -101,6 +103,51 @@ class Imports:
         """Return whether a file is a program, or another one imports it; else nobody knows how it is run."""
         return len(self.users(path)) > 1 or b"__main__" in self.sources.get(path, b"")
 
+    @cached_property
+    def named(self) -> set[Path]:
+        """The programs that a text runs. A README of a folder further below may be that of a copy."""
+        texts = [
+            (path, data) for path, data in self._contents.items()
+            if path.suffix != ".py"
+            and (path.suffix not in _PROSE or self._root in (path.parent, path.parent.parent))
+        ]  # fmt: skip
+        return set().union(
+            *(_nearest(one, path) for path, text in texts for one in self.scripts(text))
+        )
+
+    @cached_property
+    def _commanded(self) -> set[Path]:
+        """The programs that a text names and that can run; where no text names any, all that can."""
+        programs = self.named or {p for p, data in self.sources.items() if b"__main__" in data}
+        return {path for path in programs if not self.is_broken(path)}
+
+    def is_commanded(self, path: Path) -> bool:
+        """Return whether a text names a program that uses a file."""
+        return not self.is_broken(path) and not self._commanded.isdisjoint(self.users(path))
+
+    def is_broken(self, path: Path) -> bool:
+        """Return whether a file imports a name from a module of the project that does not define it."""
+        data = self.sources.get(path, b"")
+        for module, names in _FROM.findall(data):
+            parts = tuple(module.decode().split("."))
+            found = [p for p in self._by_name.get(parts[-1], ()) if _is_at(p, parts[:-1], None)]
+            beside = [p for p in found if p.parent == path.parent.joinpath(*parts[:-1])]
+            if (
+                module.startswith(b".")
+                or len(found) != 1
+                or not beside
+                or beside[0].stem == "__init__"
+            ):
+                continue
+            content = self.sources[beside[0]]
+            listed = re.sub(rb"#[^\n]*", b"", names).strip(b"() \n").split(b",")
+            wanted = [n.split()[0] for n in listed if n.strip()]
+            if b"import *" in content or b"__getattr__" in content or b"*" in wanted:
+                continue
+            if any(not re.search(rb"\b" + re.escape(n) + rb"\b", content) for n in wanted):
+                return True
+        return False
+
     def scripts(self, text: bytes) -> list[set[Path]]:
         """Return the files of the project that commands in a text run, one set for each command."""
         found: list[set[Path]] = []
@@ -140,6 +187,13 @@ class Imports:
             if not imports and not own.search(data):
                 return True
         return False
+
+
+def _nearest(named: set[Path], text: Path) -> set[Path]:
+    """Return the programs that a command can mean: below the folder of its text, as far up as possible."""
+    near = {path for path in named if text.parent in path.parents} or named
+    least = min((len(path.parts) for path in near), default=0)
+    return {path for path in near if len(path.parts) == least}
 
 
 def _is_module(path: Path, name: str) -> bool:

@@ -46,6 +46,7 @@ class Match:
     span: Span
     message: str
     fix: Fix | None = None
+    condition: str = ""
 
 
 def match_at(node: ast.expr | ast.stmt, message: str, fix: Fix | None = None) -> Match:
@@ -68,6 +69,7 @@ class Diagnostic:
     span: Span
     snippet: str
     fix: Fix | None
+    condition: str = ""  # what it depends on that the project does not show
 
     @property
     def line(self) -> int:

@@ -17,8 +17,10 @@ _WIDTH = 120  # source lines are cut to this; generated code may have lines of m
 
 def to_text(results: Sequence[FileResult]) -> str:
     """Return every finding with its source line, and a summary at the end."""
-    blocks = ["\n".join(_block(d)) for result in results for d in result.diagnostics]
-    return "\n\n".join([*blocks, _summary(results)]) + "\n"
+    found = [d for result in results for d in result.diagnostics]
+    blocks = ["\n".join(_block(d)) for d in found if not d.condition]
+    notes = [f"{d.place}: {d.code} {_message(d)}" for d in found if d.condition]
+    return "\n\n".join([*blocks, *(["\n".join(notes)] if notes else []), _summary(results)]) + "\n"
 
 
 def _block(diagnostic: Diagnostic) -> Iterator[str]:
@@ -44,8 +46,12 @@ def _summary(results: Sequence[FileResult]) -> str:
     lines = [f"Applied {_count(applied, 'fix', 'fixes')}."] if applied else []
     if not found:
         return "\n".join([*lines, f"No problems in {_count(len(results), 'file')}."])
-    files = sum(bool(result.diagnostics) for result in results)
-    lines.append(f"Found {_count(len(found), 'problem')} in {_count(files, 'file')}.")
+    certain = [d for d in found if not d.condition]
+    files = len({d.path for d in certain})
+    lines.append(f"Found {_count(len(certain), 'problem')} in {_count(files, 'file')}.")
+    if len(found) > len(certain):
+        notes = _count(len(found) - len(certain), "note")
+        lines.append(f"{notes}: the project does not show that the condition is met.")
     safe = sum(1 for d in found if d.fix and d.fix.kind == "safe")
     unsafe = sum(1 for d in found if d.fix and d.fix.kind == "unsafe")
     if safe:
@@ -68,7 +74,7 @@ def to_json(results: Sequence[FileResult]) -> str:
 
 def _row(diagnostic: Diagnostic) -> dict[str, object]:
     """Return the fields of a ``Finding`` record, with the end and the kind of the fix."""
-    names = ("code", "message", "severity", "path", "line", "column", "subject")
+    names = ("code", "message", "severity", "condition", "path", "line", "column", "subject")
     fields: dict[str, object] = {name: getattr(diagnostic, name) for name in names}
     kind = diagnostic.fix.kind if diagnostic.fix else None
     rest = {
@@ -129,7 +135,7 @@ def _result(diagnostic: Diagnostic, index: dict[str, int]) -> dict[str, Any]:
         "ruleId": finding.code,
         "ruleIndex": index[finding.code],
         "level": finding.severity,
-        "message": {"text": f"{finding.message} {finding.cure}"},
+        "message": {"text": f"{_message(finding)} {finding.cure}"},
         "locations": [
             {
                 "physicalLocation": {
@@ -139,6 +145,13 @@ def _result(diagnostic: Diagnostic, index: dict[str, int]) -> dict[str, Any]:
             }
         ],
     }
+
+
+def _message(finding: Diagnostic) -> str:
+    """Return the message of a finding, with the condition that it depends on."""
+    return (
+        f"Only if {finding.condition}: {finding.message}" if finding.condition else finding.message
+    )
 
 
 def _uri(path: str) -> str:
@@ -155,7 +168,7 @@ def to_github(results: Sequence[FileResult]) -> str:
     """Return one workflow command per finding."""
     lines = [
         f"::{_LEVELS[f.severity]} file={_escape_property(f.path)},line={f.line},col={f.column},"
-        f"title={_escape_property(f'{f.code} {f.subject}')}::{_escape_data(f'{f.message} {f.cure}')}"
+        f"title={_escape_property(f'{f.code} {f.subject}')}::{_escape_data(f'{_message(f)} {f.cure}')}"
         for result in results
         for f in result.diagnostics
     ]

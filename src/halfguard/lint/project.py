@@ -10,16 +10,17 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from halfguard.lint.imports import Imports
-from halfguard.lint.requirements import WITH_NEW_NAMES, Version, read_torch
+from halfguard.lint.requirements import Version, read_torch
 from halfguard.lint.switches import Switches
 
 _PACKAGE = ("pyproject.toml", "setup.py", "setup.cfg")
 _READ = (
     ".py", ".yaml", ".yml", ".sh", ".slurm", ".sbatch", ".bat", ".json", ".md", ".rst", ".toml", ".cfg",
-    "Pipfile",
+    ".ipynb", "Pipfile",
 )  # fmt: skip
 _MAX_FILES = 20_000
 _MAX_BYTES = 2_000_000
@@ -51,6 +52,10 @@ _COPIED = (
     "monai", "detectron2", "mmcv", "mmdet", "mmseg", "mmengine", "fairseq", "apex", "timm", "transformers",
     "diffusers", "peft", "ultralytics",
 )  # fmt: skip
+_RANKS = re.compile(
+    rb"torchrun|torch\.distributed\.(launch|run)|mpirun|\bsrun\b|mp\.spawn|multiprocessing\.spawn|nproc_per_node"
+    rb"|accelerate launch"
+)
 _DEPTH = 2  # imports between a file that trains and one that it calls; packages do not count
 
 
@@ -62,7 +67,7 @@ class Project:
     root: str = ""  # its folder
     resumes: frozenset[str] = frozenset()  # modules that load the state of an optimizer
     pins: tuple[tuple[str, Version], ...] = ()  # folders, and the torch that they require
-    has_new_names: bool = False  # every torch that is required has torch.amp.GradScaler
+    least: Version | None = None  # the oldest torch that is required
     called_in_half: frozenset[str] = frozenset()  # files that one which trains in float16 imports
     imports: Imports = field(default_factory=lambda: Imports({}), compare=False, repr=False)
     switches: Switches = field(default_factory=Switches, compare=False, repr=False)
@@ -75,6 +80,32 @@ class Project:
     def may_be_on(self, switch: str, path: str) -> bool:
         """Return whether something turns a switch of a file on; an empty one stands for any of precision."""
         return self.lone or self.switches.is_on(switch, Path(path).absolute())
+
+    def values(self, name: str, path: str) -> list[str]:
+        """Return the literals that the files of the project give a setting of a file."""
+        return self.switches.values(name, Path(path).absolute())
+
+    def is_commanded(self, path: str) -> bool:
+        """Return whether a text of the project names a program that can run and uses a file."""
+        return self.imports.is_commanded(Path(path).absolute())
+
+    def is_named(self, path: str) -> bool:
+        """Return whether a text of the project names a file as a program."""
+        return Path(path).absolute() in self.imports.named
+
+    def calls(self, name: str) -> bool:
+        """Return whether something in the project calls a function of a name."""
+        call = re.compile(rb"(?<!def )\b" + name.encode() + rb"\(")
+        return any(name.encode() in d and call.search(d) for d in self.imports.sources.values())
+
+    @cached_property
+    def starts_ranks(self) -> bool:
+        """Whether a command or a script starts several ranks."""
+        return any(map(_RANKS.search, self.switches.contents.values()))
+
+    def requires_at_least(self, version: Version) -> bool:
+        """Return whether the project names a torch, and no older one."""
+        return self.least is not None and self.least >= version
 
     def requires_before(self, version: Version, path: str) -> bool:
         """Return whether the requirements nearest to a file, or else any other ones, name an older torch."""
@@ -89,7 +120,7 @@ class Project:
         if self.lone or not file.startswith(self.root):
             return False
         folders = Path(file[len(self.root) :]).parent.parts
-        if any(map(_BESIDE.fullmatch, folders)):
+        if any(map(_BESIDE.fullmatch, folders)) or Path(file).name.startswith("test_"):
             return True
         return any(file.startswith(folder + os.sep) for folder in self.copies)
 
@@ -132,13 +163,13 @@ def read_project(files: Iterable[tuple[Path, bytes]], root: Path = Path()) -> Pr
         p for p, d in sources.items()
         if _trains(d) and (configured or shows_half(d)) and not is_only_bfloat16(d)
     ]  # fmt: skip
-    imports = Imports(contents)
+    imports = Imports(contents, root.absolute())
     called = frozenset(map(str, imports.reached(half, _DEPTH)))
     pins = tuple((folder, version) for folder, version, is_least in required if not is_least)
-    new = bool(required) and all(version >= WITH_NEW_NAMES for _, version, _ in required)
+    least = min((version for _, version, _ in required), default=None)
     return Project(
         lone=False, called_in_half=called, resumes=resumes, imports=imports,
-        switches=Switches(contents, imports), pins=pins, has_new_names=new, root=str(root.absolute()),
+        switches=Switches(contents, imports), pins=pins, least=least, root=str(root.absolute()),
         copies=_copies(contents, root.absolute()),
     )  # fmt: skip
 

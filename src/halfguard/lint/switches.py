@@ -18,6 +18,10 @@ _SWITCH = re.compile(
 _SETTINGS = re.compile(r"[\w.-]*\.(json|ya?ml)|(config|settings|options|hparams|defaults)\.py")
 _SHELL = (".sh", ".slurm", ".sbatch", ".bat")  # an option may be in a variable
 _MAX_SETTINGS = 50_000  # bytes; a larger file is data
+_PROSE = (".md", ".rst", ".txt")
+_LITERAL = re.compile(
+    r"true|false|yes|no|on|off|none|null||-?[\d.]+(e-?\d+)?|b?float(16|32)|[bf]p?(16|32)|16-\w+|o\d|full|half"
+)
 _HALF = rb"[\"']?(?:true|1\b|on\b|yes\b|fp16|float16|16\b|o[12]\b)"
 _ANY = rb"[\w-]*(?:(?<![a-z])amp(?![a-z])|fp_?16|mixed[_-]precision)[\w-]*"
 
@@ -29,6 +33,7 @@ class Switches:
     contents: dict[Path, bytes] = field(default_factory=dict)
     imports: Imports = field(default_factory=lambda: Imports({}))
     _known: dict[tuple[str, Path], bool] = field(default_factory=dict)
+    _values: dict[tuple[str, Path], list[str]] = field(default_factory=dict)
 
     def is_on(self, name: str, path: Path) -> bool:
         """Return whether anything turns a switch of a file on; an empty name stands for any of precision."""
@@ -58,6 +63,43 @@ class Switches:
             elif any(self._is_for(users, file, found) for found in turned_on.finditer(data)):
                 return True
         return False
+
+    def values(self, name: str, path: Path) -> list[str]:
+        """Return the literals that the project gives a setting; where commands turn it on, those alone."""
+        if (name, path) not in self._values:
+            self._values[name, path] = list(self._read(name, path))
+        return self._values[name, path]
+
+    def _read(self, name: str, path: Path) -> list[str]:
+        word = _word(name)
+        given = re.compile(
+            rb"(?i)(?<![\"'`\w-])--" + word + rb"\b(?![=\s]+[\"'\\]*[${])(?:[=\s]+([\w.+-]+))?"
+        )
+        assigned = re.compile(
+            rb"(?i)(?<![\w-])"
+            + word
+            + rb"\\?[\"'\]]*(?:\s*:\s*\w+(?=\s*=))?\s*[:=]\s*\\?[\"']?([\w.+-]+)"
+            rb"|--" + word + rb"[\"'][^()]{0,300}?(?:default\s*=\s*[\"']?([\w.+-]*)|(store_true))"
+        )
+        files = [(p, d) for p, d in self.contents.items() if _holds(d, name)]
+        users = self.imports.users(path) if self.imports.is_connected(path) else set()
+        near = self.imports.reached(users) if users else self.imports.sources
+        texts = [(p, d) for p, d in files if p.suffix != ".py"]
+        commands = [
+            (m[1] or b"true").decode().lower()
+            for p, d in texts for m in given.finditer(d) if self._is_for(users, p, m)
+        ]  # fmt: skip
+        if commands:
+            return ["true" if c.startswith(("-", "\\")) else c for c in commands]
+        found: list[str] = []
+        for file, data in files:
+            if file.suffix in _PROSE or (file.suffix == ".py" and file not in near):
+                continue
+            for match in assigned.finditer(data):
+                if file.suffix == ".py" or self._is_for(users, file, match):
+                    value = b"false" if match[3] else match[1] or match[2] or b""
+                    found.append(value.decode().lower())
+        return [value for value in found if _LITERAL.fullmatch(value)]
 
     def _is_for(self, users: set[Path], file: Path, found: re.Match[bytes]) -> bool:
         """Return whether a setting, or an option of a command, is for a program that uses a file."""

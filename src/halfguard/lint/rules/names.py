@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from halfguard.lint.expressions import argument, name_parts, string
 from halfguard.lint.match import Fix, FixKind, Match, match_at
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.requirements import DEPRECATING, WITH_AMP
+from halfguard.lint.requirements import DEPRECATING, WITH_AMP, WITH_NEW_NAMES
 from halfguard.lint.rule import rule
 
 _VERSION = re.compile(
@@ -74,7 +74,7 @@ def _modern(file: PythonFile, call: ast.Call, begin: str, positions: tuple[str, 
     for keyword in call.keywords:
         value = file.text(keyword.value)
         kept.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
-    is_new = file.project.lone or file.project.has_new_names
+    is_new = file.project.lone or file.project.requires_at_least(WITH_NEW_NAMES)
     kind: FixKind = "safe" if is_new else "unsafe"
     return file.fix(kind, lambda source: source.replace(call, ", ".join((begin, *kept)) + ")"))
 

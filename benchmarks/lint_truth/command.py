@@ -43,7 +43,8 @@ from halfguard.lint.project import is_about_setup
 DATA = Path(__file__).parent
 LISTS = (DATA / "repositories.txt", *(DATA / f"repositories-{n}.txt" for n in range(2, 11)))
 SUFFIXES = (
-    ".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".rst", ".sh", ".slurm", ".sbatch", ".json", ".bat", ".ipynb",
+    ".py", ".pyi", ".yaml", ".yml", ".toml", ".md", ".rst", ".sh", ".slurm", ".sbatch", ".json", ".bat",
+    ".ipynb",
     "setup.cfg", "Pipfile",
 )  # fmt: skip
 HALVES = ("working", "held-out")

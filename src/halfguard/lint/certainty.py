@@ -18,7 +18,6 @@ from halfguard.lint.match import Span
 from halfguard.lint.python_file import PythonFile
 from halfguard.lint.requirements import DEPRECATING
 from halfguard.lint.switches import is_switch
-from halfguard.lint.unused import is_in
 
 _DEPRECATED, _APEX = "HG405", "HG413"
 _ON_RANKS, _SAVES = "HG301", ("HG309", "HG311")
@@ -57,8 +56,14 @@ def condition_of(file: PythonFile, code: str, span: Span) -> str:
 def _tests_around(file: PythonFile, span: Span) -> Iterator[tuple[ast.expr, bool]]:
     """Yield the tests around a place, each with the result that it must have."""
     for node in file.nodes(ast.If):
-        if is_in(node, span) and not is_in(node.test, span):
-            yield node.test, any(is_in(statement, span) for statement in node.body)
+        if _covers(node, span) and not _covers(node.test, span):
+            yield node.test, any(_covers(statement, span) for statement in node.body)
+
+
+def _covers(node: ast.expr | ast.stmt, span: Span) -> bool:
+    whole = Span.of(node)
+    start, end = (span.line, span.column), (span.end_line, span.end_column)
+    return (whole.line, whole.column) <= start and end <= (whole.end_line, whole.end_column)
 
 
 def _tests_above(file: PythonFile, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:

@@ -17,11 +17,11 @@ def never_runs(file: PythonFile, span: Span) -> bool:
     """Return whether a place is in a function or class that nobody uses, or behind a switch that is off."""
     if file.project.lone:
         return False
-    around = [node for node in file.root.body if is_in(node, span)]
+    around = [node for node in file.root.body if _holds(node, span)]
     if any(isinstance(n, _Definition) and not _is_used(file, n) for n in around):
         return True
-    branches = [node for node in file.nodes(ast.If) if is_in(node, span)]
-    bodies = [n for n in branches if any(is_in(s, span) for s in n.body)]
+    branches = [node for node in file.nodes(ast.If) if _holds(node, span)]
+    bodies = [n for n in branches if any(_holds(s, span) for s in n.body)]
     tests = [
         node.test
         for node in bodies
@@ -30,8 +30,7 @@ def never_runs(file: PythonFile, span: Span) -> bool:
     return any(is_never(file, file.assigned_value(test)) for test in tests)
 
 
-def is_in(node: ast.stmt | ast.expr, span: Span) -> bool:
-    """Return whether a place is on the lines of a node."""
+def _holds(node: ast.stmt, span: Span) -> bool:
     return node.lineno <= span.line <= (node.end_lineno or node.lineno)
 
 

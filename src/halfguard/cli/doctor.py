@@ -5,23 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from halfguard.records.cost import Cost
-    from halfguard.records.diagnosis import Diagnosis
-    from halfguard.records.machine import MachineReport
-    from halfguard.workload import Workload
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from halfguard.errors import UsageError
 from halfguard.hardware.choice import FORMATS
 from halfguard.precision_names import MixedPrecisionName
 from halfguard.records.cost import Cost
 from halfguard.records.diagnosis import Diagnosis
 from halfguard.records.finding import Finding
 from halfguard.records.machine import Machine, MachineReport
-from halfguard.records.sizes import format_bytes
+from halfguard.records.sizes import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from halfguard.workload import Workload
 
 PRECISIONS = ("fp32", "fp16-mixed", "bf16-mixed", "fp16-weights")
 
@@ -66,9 +64,11 @@ def doctor(
     report = _report(gpu, precision, batch_size)
     diagnosis = costs = None
     if workload is not None:
+        from halfguard.diagnosis.doctor import doctor_workload  # noqa: PLC0415
+
         report = _drop_scaler_finding(report)
         asked = precision or _stored_precision(workload) or report.choice.precision
-        diagnosis = _examine(workload, asked)
+        diagnosis = doctor_workload(workload, precision=asked)
         costs = _measure(workload, precision, budget_bytes) if cost else None
     if as_json:
         typer.echo(_as_json(report, diagnosis, costs))
@@ -88,9 +88,6 @@ def _validate_options(
     budget: str | None,
 ) -> int | None:
     """Check the options before anything is measured; return the budget in bytes."""
-    from halfguard.errors import UsageError  # noqa: PLC0415
-    from halfguard.records.sizes import parse_bytes  # noqa: PLC0415
-
     if precision is not None and precision not in PRECISIONS:
         allowed = ", ".join(PRECISIONS)
         raise UsageError(f"{precision!r} is not a precision.", cure=f"Allowed: {allowed}.")
@@ -145,12 +142,6 @@ def _stored_precision(workload: Workload) -> str | None:
     names = {str(p.dtype) for p in workload.model.parameters() if p.requires_grad}
     stored = {"torch.float16": "fp16-mixed", "torch.bfloat16": "bf16-mixed"}
     return next((precision for name, precision in stored.items() if name in names), None)
-
-
-def _examine(workload: Workload, precision: str) -> Diagnosis:
-    from halfguard.diagnosis.doctor import doctor_workload  # noqa: PLC0415
-
-    return doctor_workload(workload, precision=precision)
 
 
 def _measure(workload: Workload, precision: str | None, budget: int | None) -> Cost:

@@ -53,12 +53,7 @@ def _summary(autopsy: Autopsy) -> Iterator[Block]:
         )
     elif culprit is not None:
         subject = culprit.op if culprit.kind == "op" else culprit.name
-        did = (
-            "returned the first NaN or Inf"
-            if culprit.kind == "op"
-            else "was NaN or Inf before the step"
-        )
-        did = "overflowed silently" if culprit.swallowed else did
+        did = "overflowed silently" if culprit.swallowed else failure_words(culprit)
         fixed = f"Fix: {fix_words(cure.trial)}." if cure else "None of the changes tried fixes it."
         yield Text("In short: ", Mono(subject), f" {did}, ", *where_parts(culprit), f". {fixed}")
 
@@ -122,18 +117,19 @@ def origin_blocks(culprit: Culprit) -> Iterator[Block]:
         yield Table(heads, [_range(part) for part in ranges])
 
 
+def failure_words(culprit: Culprit) -> str:
+    """Return what an operation did, or what a tensor was, as the end of a sentence."""
+    is_operation = culprit.kind == "op"
+    return "returned the first NaN or Inf" if is_operation else "was NaN or Inf before the step"
+
+
 def where_parts(culprit: Culprit) -> list[str]:
     """Return the module of an operation, or the optimizer in whose step it ran, as parts of a sentence."""
     if culprit.optimizer:
         return [f"in the optimizer's step ({culprit.optimizer})"]
-    return module_parts(culprit.module)
-
-
-def module_parts(module: str | None) -> list[str]:
-    """Return the name of a module, as parts of a sentence."""
-    if module is None:
+    if culprit.module is None:
         return ["outside the model"]
-    return ["in module ", Mono(module)] if module else ["in the model itself"]
+    return ["in module ", Mono(culprit.module)] if culprit.module else ["in the model itself"]
 
 
 def _range(part: TensorRange) -> list[str]:

@@ -10,6 +10,7 @@ from halfguard.catalogue import entry
 from halfguard.records.script_answer import ScriptAnswer
 from halfguard.report.autopsy import (
     cure_blocks,
+    failure_words,
     fix_words,
     origin_blocks,
     trial_blocks,
@@ -112,20 +113,15 @@ def _summary(answer: ScriptAnswer) -> Iterator[Block]:
         return
     subject = culprit.op if culprit.kind == "op" else culprit.name
     kind = culprit.kind if culprit.kind != "op" else "cast" if culprit.op == "to" else ""
-    did = (
-        "returned the first NaN or Inf"
-        if culprit.kind == "op"
-        else "was NaN or Inf before the step"
-    )
     is_named = culprit.optimizer.endswith(f" {culprit.place}")
     place = [" at ", Mono(culprit.place)] if culprit.file and not is_named else []
     yield Text(
         f"In short: the {kind} " if kind else "In short: ",
         Mono(subject),
-        f" {did}, ",
+        f" {failure_words(culprit)}, ",
         *where_parts(culprit),
         *place,
-        *([f". {_sentence(answer.reason)}"] if answer.reason else []),
+        *([f". {answer.reason[:1].upper()}{answer.reason[1:]}"] if answer.reason else []),
         *([". The cause is at ", Mono(answer.cause)] if answer.cause else []),
         f". {_in_fp32(answer)}{_fixed(answer)}",
     )
@@ -146,10 +142,6 @@ def _in_fp32(answer: ScriptAnswer) -> str:
             "well, so 16-bit precision is not the only cause."
         )
     return _FP32[answer.in_fp32]
-
-
-def _sentence(clause: str) -> str:
-    return clause[:1].upper() + clause[1:]
 
 
 def _first_sentence(text: str) -> str:

@@ -60,7 +60,6 @@ def test_what_does_not_break_again_ends_with_one(tmp_path: Path, halfguard: Run)
         (["{incident}", "--entry", "train.py:jab"], "no function 'jab'"),
         (["{incident}", "--entry", "train.py:fails"], "KeyError: 'missing'"),
         (["{incident}", "--entry", "train.py:other"], "does not match the incident"),
-        (["{incident}", "--html", "no/such/a.html"], "does not exist"),
     ],
 )
 def test_a_mistake_is_answered_without_a_traceback(

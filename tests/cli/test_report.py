@@ -144,21 +144,6 @@ def test_a_damaged_run_file_does_not_hide_the_steps(
     assert "36 of 40" in result.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "is not a run folder"),
-        (["{run}", "--html", "no/such.html"], "does not exist"),
-    ],
-)
-def test_a_mistake_is_answered_without_a_traceback(
-    arguments: list[str], message: str, finished: Path, halfguard: Run
-) -> None:
-    result = halfguard("report", *(text.format(run=finished) for text in arguments))
-    assert result.exit_code == 2
-    assert message in result.err
-
-
 def test_the_folder_of_a_study_shows_its_verdict_and_its_sign_off(
     tmp_path: Path, halfguard: Run
 ) -> None:

@@ -88,9 +88,10 @@ def test_what_healing_could_not_do_is_told_in_red() -> None:
     assert "<p>Step 20: It failed.</p>" in page(ROWS)
 
 
-def test_a_run_without_healings_has_no_such_part() -> None:
+def test_a_run_without_healings_and_watch_has_no_such_parts() -> None:
     bare = page([row for row in ROWS if not isinstance(row, HealingRow)])
     assert "Healings" not in bare
+    assert "Sampled steps" not in bare
     assert 'class="change' not in bare
 
 
@@ -127,10 +128,6 @@ def row(step: int, bits: float = 8.0, **more: object) -> WatchRow:
 
 def watched_page(*rows: JournalRow) -> str:
     return to_html(run_page(RunReport.of("run", [window(0, 999), *rows])))
-
-
-def test_a_run_without_a_watch_has_no_such_section() -> None:
-    assert "Sampled steps" not in watched_page()
 
 
 def test_the_latest_numbers_of_the_layers_are_shown_with_units() -> None:

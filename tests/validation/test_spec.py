@@ -175,13 +175,6 @@ def test_a_key_does_not_depend_on_what_does_not_matter() -> None:
         assert run_tasks(spec_of("healthy", **keys))[1].key == plain
 
 
-def test_a_changed_source_is_another_run(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("a = 1\n")
-    before = run_tasks(spec_of("healthy", entry=f"{tmp_path}/job.py:job"))[0].key
-    (tmp_path / "job.py").write_text("a = 2\n")
-    assert run_tasks(spec_of("healthy", entry=f"{tmp_path}/job.py:job"))[0].key != before
-
-
 @pytest.mark.parametrize("seeds", [10**9, list(range(1001))])
 def test_a_number_of_seeds_that_nobody_can_run_is_refused_at_once(seeds: Any) -> None:
     with pytest.raises(ConfigError, match=r"seeds: .*at most 1,?000"):

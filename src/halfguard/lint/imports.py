@@ -117,8 +117,8 @@ class Imports:
 
     @cached_property
     def _commanded(self) -> set[Path]:
-        """The programs that a text names and that can run; where no text names any, all that can."""
-        programs = self.named or {p for p, data in self.sources.items() if b"__main__" in data}
+        """The programs that a text names and that can run; where no text names any, all files that can."""
+        programs = self.named or set(self.sources)
         return {path for path in programs if not self.is_broken(path)}
 
     def is_commanded(self, path: Path) -> bool:

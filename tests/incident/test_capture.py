@@ -114,7 +114,7 @@ def test_number_and_size_are_limited(
     assert incidents.missed == 3
     assert sum("no incident was saved" in message for message in caplog.messages) == 1
 
-    monkeypatch.setattr("halfguard.guard.incidents._MAX_BYTES", 100)
+    monkeypatch.setattr("halfguard.guard.recorder.MAX_INCIDENT_BYTES", 100)
     small = guard_of(tmp_path / "small")
     assert small.step(loss_fn, poisoned(batches(1)[0])).action is Action.SKIP
     assert "limit for an incident is 100" in caplog.messages[-2]
@@ -176,7 +176,7 @@ def test_a_healthy_step_pays_nothing(tmp_path: Path) -> None:
 def test_weights_that_cannot_be_kept_do_not_cost_the_batch(
     tmp_path: Path, buffer: torch.Tensor, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halfguard.guard.incidents._MAX_BYTES", 20_000)
+    monkeypatch.setattr("halfguard.guard.recorder.MAX_INCIDENT_BYTES", 20_000)
     guard = guard_of(tmp_path)
     guard.model.register_buffer("odd", buffer)
     guard.step(loss_fn, poisoned(batches(1)[0]))

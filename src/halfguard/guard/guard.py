@@ -60,11 +60,10 @@ from halfguard.step.random_state import (
     restore_random_state,
 )
 
-# Healing, recovery, watching, islands and incidents are three times as much code as the rest, and a
-# configuration must switch them on. So each is imported where it is used.
+# Healing, recovery, watching and islands are three times as much code as the rest, and a configuration must
+# switch them on. So each is imported where it is used.
 if TYPE_CHECKING:
     from halfguard.guard.healing.healing import Healing
-    from halfguard.guard.incidents import Incidents
     from halfguard.guard.recovery.recovery import Recovery
     from halfguard.guard.watching.watching import Watching
     from halfguard.records.audit import AuditReport
@@ -148,9 +147,7 @@ class Guard:
         self._policy = policy.PolicyState()
         self._pending: PendingRows[StepReport] = PendingRows(self._lag)
         folder = None if run_dir is None else Path(run_dir)
-        incidents = self._make_incidents(folder, entry)
-        device = self._stepper.device
-        self._recorder = Recorder(self.config, device, run_dir, incidents, metrics_log)
+        self._recorder = Recorder(self.config, self._stepper.device, folder, entry, metrics_log)
         self._lines = self._make_lines(plan)
         self._healing = self._make_healing(plan, folder)
         self._recovery = self._make_recovery(folder)
@@ -507,14 +504,6 @@ class Guard:
                 "16-bit again. To keep the islands, set plan: to the plan.yaml in its run_dir, or enable "
                 "heal."
             )
-
-    def _make_incidents(self, run_dir: Path | None, entry: str) -> Incidents | None:
-        rules = self.config.incidents
-        if run_dir is None or rules is None:
-            return None
-        from halfguard.guard.incidents import Incidents
-
-        return Incidents(rules, self._stepper.device, run_dir, entry)
 
     def _make_lines(self, plan: PrecisionPlan) -> LineIslands | None:
         if self.config.heal is None and not plan.lines:

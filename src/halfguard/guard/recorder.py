@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +18,10 @@ from halfguard.guard.metrics_log import LastStep, MetricsLog
 from halfguard.guard.policy import Decision, Signals, StepLimits
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.outcome import StepOutcome
-from halfguard.journal import Journal, StepCounter, make_run_info
+from halfguard.journal import Journal, StepCounter, collect_environment, make_run_info
 from halfguard.records import Action, HealthRow, HealthWarning, NoteRow, StepRow, Summary, WatchRow
 from halfguard.step.holders import Saved
+from halfguard.step.random_state import portable_random_state
 
 # Warnings about a run that goes on, but not well. Pure: it is fed with decided steps, and reads no
 # device.
@@ -127,10 +128,12 @@ class RunHealth:
         return new
 
 
-if TYPE_CHECKING:
-    from halfguard.guard.incidents import Incidents
+if TYPE_CHECKING:  # it reads and writes tensors: imported for the first run that keeps incidents
+    from halfguard.incident import IncidentWriter
 
 logger = logging.getLogger("halfguard")
+
+MAX_INCIDENT_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -194,8 +197,8 @@ class Recorder:
         self,
         config: GuardConfig,
         device: torch.device,
-        run_dir: str | os.PathLike[str] | None,
-        incidents: Incidents | None,
+        run_dir: Path | None,
+        entry: str,
         metrics_log: MetricsLog | None = None,
     ) -> None:
         self.tally = StepCounter()
@@ -207,10 +210,27 @@ class Recorder:
             metrics_log.expect_watch()
         self.health = RunHealth()
         self.journal = Journal(run_dir if rank() == 0 else None)
-        entry = "" if incidents is None else incidents.entry
-        self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device, entry))
-        self.incidents = incidents
         self.config = config
+        self._device = device
+        self.incidents = None if run_dir is None else self._make_incidents(run_dir, entry)
+        entry = entry if self.incidents is not None else ""
+        self.journal.write_run_info(make_run_info(config.model_dump(mode="json"), device, entry))
+
+    def _make_incidents(self, run_dir: Path, entry: str) -> IncidentWriter | None:
+        if self.config.incidents is None:
+            return None
+        from halfguard.incident import IncidentWriter  # noqa: PLC0415
+
+        return IncidentWriter(
+            run_dir / "incidents",
+            keep=self.config.incidents.keep,
+            max_bytes=MAX_INCIDENT_BYTES,
+            weights=self.config.incidents.weights,
+            environment=collect_environment(self._device),
+            rank=rank(),
+            world_size=world_size(),
+            entry=entry,
+        )
 
     def note(
         self, decision: Decision, seen: Signals, report: StepReport, note: str = ""
@@ -294,11 +314,28 @@ class Recorder:
             return
         # Only this rank's own loss can be repeated elsewhere.
         mine = seen if world_size() == 1 else replace(seen, loss=report.batches.local_loss)
-        row = report.row(decision, mine, config, contents=not config.privacy)
-        recent, gradients = self.journal.recent_rows(20), report.outcome.gradients
-        self.incidents.capture_step(
-            model, config, row, report.batches, gradients, recent, exact=exact
+        from halfguard.incident.capture import BadStep  # noqa: PLC0415
+
+        # Gradients were averaged over all ranks: a single one cannot repeat them.
+        gradients = report.outcome.gradients if world_size() == 1 else None
+        norms = (
+            [] if gradients is None else zip(gradients.names, gradients.norms.tolist(), strict=True)
         )
+        bad_step = BadStep(
+            step=report.row(decision, mine, config, contents=not config.privacy),
+            micro_batches=[
+                (m.batch, portable_random_state(m.rng), m.about)
+                for m in report.batches.micro_batches
+            ],
+            config=config.model_dump(mode="json"),
+            precision=config.precision,
+            device=self._device.type,
+            grad_norms=dict(norms),
+            exact=exact,
+            recent=[row.to_json() for row in self.journal.recent_rows(20)],
+            private=config.privacy,
+        )
+        self.incidents.capture(model, bad_step)
 
     def end_epoch(self, epoch: int, scale: float) -> Summary:
         """Write the counts of the epoch to log and journal, and reset them; ``scale`` is the present one."""

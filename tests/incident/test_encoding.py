@@ -19,7 +19,7 @@ from torch import nn
 
 from halfguard.errors import RecordError
 from halfguard.incident import decode
-from halfguard.incident.encoding import Encoder, encode
+from halfguard.incident.encoding import Encoder
 from tests.support.cases import each
 from tests.support.models import differences
 
@@ -36,6 +36,11 @@ structures = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+def encode(value: Any, name: str) -> tuple[Any, dict[str, torch.Tensor], list[str]]:
+    encoder = Encoder()
+    return encoder.encode(value, name), encoder.tensors, encoder.problems
 
 
 def same(left: Any, right: Any) -> bool:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_killed_fifteen_times_it_goes_on_without_a_gap(tmp_path: Path) -> None:
         assert found == list(range(len(found)))
         assert len(found) > covered
         covered = len(found)
-    with Journal(tmp_path) as journal:
+    with closing(Journal(tmp_path)) as journal:
         journal.add_unusual_step(skipped(covered))
     assert steps(read_rows(path)) == list(range(covered + 1))
 
@@ -92,7 +93,7 @@ def test_a_disk_that_fills_up_keeps_the_rows_that_fitted(
     assert 0 < len(kept) < 20
     assert (tmp_path / STEPS_FILE).stat().st_size == 1000  # half a row was taken, then refused
     assert_warned_once(caplog)
-    with Journal(tmp_path) as again:
+    with closing(Journal(tmp_path)) as again:
         again.add_unusual_step(skipped(len(kept)))
     assert steps(read_rows(tmp_path / STEPS_FILE)) == list(range(len(kept) + 1))
 

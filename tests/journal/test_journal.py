@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def walk(journal: Journal, first: int, last: int) -> None:
 
 
 def test_a_row_summarizes_its_healthy_steps(tmp_path: Path) -> None:
-    with Journal(tmp_path, steps_per_row=3) as journal:
+    with closing(Journal(tmp_path, steps_per_row=3)) as journal:
         journal.add_healthy_step(5, loss=1.0, grad_norm=0.5, scale=4.0)
         journal.add_healthy_step(6, loss=4.0, grad_norm=0.25, scale=4.0)
         journal.add_healthy_step(7, loss=1.0, grad_norm=2.0, scale=8.0)
@@ -53,7 +54,7 @@ def test_a_row_summarizes_its_healthy_steps(tmp_path: Path) -> None:
 
 def loss_curve(folder: Path, first: int, count: int) -> LossCurve:
     """Return the curve of one group, in which the loss of a step is its number."""
-    with Journal(folder, steps_per_row=count) as journal:
+    with closing(Journal(folder, steps_per_row=count)) as journal:
         for step in range(first, first + count):
             journal.add_healthy_step(step, loss=float(step), grad_norm=1.0, scale=1.0)
         assert all(row.losses is None for row in journal.recent_rows(9))
@@ -82,7 +83,7 @@ def test_later_groups_keep_the_spread_of_their_losses(
 
 
 def test_losses_that_are_not_known_have_no_curve(tmp_path: Path) -> None:
-    with Journal(tmp_path) as journal:
+    with closing(Journal(tmp_path)) as journal:
         for step in range(3):
             journal.add_healthy_step(step, loss=float("nan"), grad_norm=1.0, scale=1.0)
     (row,) = read_rows(tmp_path / STEPS_FILE)
@@ -91,7 +92,7 @@ def test_losses_that_are_not_known_have_no_curve(tmp_path: Path) -> None:
 
 
 def test_what_closes_a_group(tmp_path: Path) -> None:
-    with Journal(tmp_path / "deep" / "run", steps_per_row=10) as journal:
+    with closing(Journal(tmp_path / "deep" / "run", steps_per_row=10)) as journal:
         walk(journal, 0, 11)  # its size
         journal.add_unusual_step(skipped(12))  # an unusual step
         walk(journal, 13, 14)
@@ -107,18 +108,18 @@ def test_what_closes_a_group(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    with Journal(tmp_path, steps_per_row=10) as journal:
+    with closing(Journal(tmp_path, steps_per_row=10)) as journal:
         walk(journal, 0, 4)
         journal.flush()  # a checkpoint is taken here
         walk(journal, 5, 8)
-    with Journal(tmp_path, steps_per_row=10) as journal:
+    with closing(Journal(tmp_path, steps_per_row=10)) as journal:
         walk(journal, 5, 11)
     assert on_disk(tmp_path) == [(0, 4), (5, 8), (5, 11)]
 
 
 def test_run_json_describes_the_latest_start(tmp_path: Path) -> None:
     for name in ("default", "fp16_safe"):
-        with Journal(tmp_path) as journal:
+        with closing(Journal(tmp_path)) as journal:
             journal.write_run_info(make_run_info({"preset": name}))
     info = RunInfo.from_json((tmp_path / RUN_FILE).read_bytes())
     assert info.config == {"preset": "fp16_safe"}
@@ -148,7 +149,7 @@ def test_without_a_folder_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with Journal(None) as journal:
+    with closing(Journal(None)) as journal:
         journal.write_run_info(make_run_info({}))
         journal.add_unusual_step(skipped(0))
         journal.add_summary(Summary())
@@ -208,10 +209,10 @@ def test_a_million_steps_take_little_disk_and_no_memory(tmp_path: Path) -> None:
 def test_two_journals_of_one_folder_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Journal(tmp_path) as first:
+    with closing(Journal(tmp_path)) as first:
         first.add_healthy_step(0, 1.0, 1.0, 1.0)
         first.flush()
-        with Journal(tmp_path) as second:
+        with closing(Journal(tmp_path)) as second:
             second.add_healthy_step(0, 1.0, 1.0, 1.0)
             second.flush()
             assert "two guards" not in caplog.text  # the first one may have ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -83,7 +84,7 @@ def test_any_rows_are_read_back_equal(rows: list[JournalRow]) -> None:
 
 
 def test_a_row_cut_at_any_byte_is_left_out_and_written_over(tmp_path: Path) -> None:
-    with Journal(tmp_path) as journal:
+    with closing(Journal(tmp_path)) as journal:
         journal.add_unusual_step(skipped(0))
         journal.add_unusual_step(skipped(1, note="a line\nand μ"))
     path = tmp_path / STEPS_FILE
@@ -92,7 +93,7 @@ def test_a_row_cut_at_any_byte_is_left_out_and_written_over(tmp_path: Path) -> N
     for end in range(kept, len(whole)):
         path.write_bytes(whole[:end])
         assert steps(read_rows(path)) == [0]
-        with Journal(tmp_path) as journal:
+        with closing(Journal(tmp_path)) as journal:
             journal.add_unusual_step(skipped(7))
         assert steps(read_rows(path)) == [0, 7]
 
@@ -102,7 +103,7 @@ def test_a_row_cut_at_any_byte_is_left_out_and_written_over(tmp_path: Path) -> N
 def test_partial_lines_of_any_length_are_removed(tmp_path: Path, before: int, torn: int) -> None:
     path = tmp_path / STEPS_FILE
     path.write_text(f"{skipped(0).to_json()}\n" * before + "{" * torn)
-    with Journal(tmp_path) as journal:
+    with closing(Journal(tmp_path)) as journal:
         journal.add_unusual_step(skipped(1))
     assert steps(read_rows(path)) == [0] * before + [1]
 
@@ -145,7 +146,7 @@ def test_kinds_of_a_later_version_are_left_out_with_one_warning(
 
 
 def test_reading_while_writing(tmp_path: Path) -> None:
-    with Journal(tmp_path, steps_per_row=10) as journal:
+    with closing(Journal(tmp_path, steps_per_row=10)) as journal:
         for step in range(100):
             journal.add_healthy_step(step, 1.0, 1.0, 1.0)
             assert steps(read_rows(tmp_path / STEPS_FILE)) == list(range((step + 1) // 10 * 10))

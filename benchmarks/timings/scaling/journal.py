@@ -6,6 +6,7 @@ import math
 import tempfile
 import tracemalloc
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from benchmarks.timings.scaling.rows import Row, Table, timed
@@ -19,7 +20,7 @@ UNUSUAL = 1000  # one step of so many is skipped
 
 
 def _write(folder: Path, steps: int) -> None:
-    with Journal(folder) as journal:
+    with closing(Journal(folder)) as journal:
         for step in range(steps):
             if step % UNUSUAL == UNUSUAL - 1:
                 journal.add_unusual_step(_skipped(step))

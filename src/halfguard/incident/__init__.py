@@ -5,7 +5,7 @@ incident runs no code from it: there is no pickle, and sizes and names are check
 """
 
 from halfguard.incident.capture import IncidentWriter
-from halfguard.incident.encoding import decode, encode
+from halfguard.incident.encoding import decode
 from halfguard.incident.store import Incident, open_incident, write_incident
 
-__all__ = ["Incident", "IncidentWriter", "decode", "encode", "open_incident", "write_incident"]
+__all__ = ["Incident", "IncidentWriter", "decode", "open_incident", "write_incident"]

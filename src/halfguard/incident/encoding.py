@@ -292,12 +292,6 @@ def _is_public(entry: tuple[Any, Any]) -> bool:
     return isinstance(entry[0], str) and not entry[0].startswith("_") and _is_unicode(entry[0])
 
 
-def encode(value: Any, name: str) -> tuple[Any, dict[str, Tensor], list[str]]:
-    """Return a structure as JSON, its tensors by name, and the values that were left out."""
-    encoder = Encoder()
-    return encoder.encode(value, name), encoder.tensors, encoder.problems
-
-
 def decode(value: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
     """Rebuild the structure, with tensors from ``tensors``, and ``LeftOut`` for the values that it lacks."""
     if depth > _MAX_DEPTH:

@@ -15,8 +15,6 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from halfguard.journal.jsonl import JsonlWriter
 from halfguard.records import (
@@ -90,7 +88,8 @@ class HealthySteps:
     def _loss_curve(self) -> LossCurve | None:
         if len(self) < 2 or not all(map(math.isfinite, self.losses)):
             return None  # the mean describes one step; some frameworks do not tell their losses
-        size = _steps_per_point(self.first_step)
+        sizes = (size for end, size in _STEPS_PER_POINT if self.first_step < end)
+        size = next(sizes, _STEPS_PER_LATE_POINT)
         if size == 1:
             return LossCurve(steps_per_point=1, mean=_round(self.losses))
         points = [self.losses[start : start + size] for start in range(0, len(self), size)]
@@ -100,10 +99,6 @@ class HealthySteps:
             low=_round([min(point) for point in points]),
             high=_round([max(point) for point in points]),
         )
-
-
-def _steps_per_point(first_step: int) -> int:
-    return next((size for end, size in _STEPS_PER_POINT if first_step < end), _STEPS_PER_LATE_POINT)
 
 
 def _round(values: Sequence[float]) -> tuple[float, ...]:
@@ -201,17 +196,6 @@ class Journal:
         """Write the open group and close the file; later rows stay in memory only."""
         self._close_group()
         self._finish()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _close_group(self) -> None:
         # The rows in memory do without the curve of the loss.

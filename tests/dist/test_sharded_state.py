@@ -83,10 +83,10 @@ def test_a_difference_on_one_rank_is_looked_into_by_all(ranks: Callable[[int], R
 def dtypes() -> tuple[list[Any], str]:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     fully_shard(model[0], mp_policy=HALF)
-    fully_shard(model[1], mp_policy=MixedPrecisionPolicy(torch.bfloat16, output_dtype=torch.half))
+    fully_shard(model[1], mp_policy=MixedPrecisionPolicy(torch.bfloat16))
     fully_shard(model)
     found = [
-        (g.module, g.parameters, str(g.stored), str(g.computed), str(g.reduced), str(g.output))
+        (g.module, g.parameters, str(g.stored), str(g.computed), str(g.reduced))
         for g in sharded_dtypes(model)
     ]
     return found, home_of(model[0])
@@ -97,7 +97,7 @@ def test_dtypes_of_every_group(ranks: Callable[[int], Ranks]) -> None:
     for found, home in ranks(2).run(dtypes):
         assert home == "torch.nn.modules.linear"
         assert found == [
-            ("", ("2.weight", "2.bias"), wide, wide, wide, "None"),
-            ("0", ("0.weight", "0.bias"), wide, "torch.float16", wide, "None"),
-            ("1", ("1.weight", "1.bias"), wide, "torch.bfloat16", "torch.bfloat16", "torch.float16"),
+            ("", ("2.weight", "2.bias"), wide, wide, wide),
+            ("0", ("0.weight", "0.bias"), wide, "torch.float16", wide),
+            ("1", ("1.weight", "1.bias"), wide, "torch.bfloat16", "torch.bfloat16"),
         ]

@@ -24,7 +24,6 @@ class ShardedDtypes:
     stored: torch.dtype  # of the shards, which the optimizer updates
     computed: torch.dtype  # of the gathered parameters in forward and backward passes
     reduced: torch.dtype  # of gradients while ranks add them, and of sums of micro-batches before that
-    output: torch.dtype | None  # to which the module's outputs are cast; None: as they are
     parameters: tuple[str, ...] = ()
 
 
@@ -62,6 +61,5 @@ def _of_groups(module: Any, name: str, names: dict[int, str]) -> Iterator[Sharde
                 stored=stored,
                 computed=computed,
                 reduced=policy.reduce_dtype or computed,
-                output=policy.output_dtype,
                 parameters=tuple(names.get(id(p.sharded_param), "") for p in of_dtype),
             )

@@ -215,7 +215,7 @@ _YOUNG = 60.0  # seconds: its writer may not have locked it yet
 def lock_while_writing(file: BinaryIO) -> None:
     """Mark an open file as being written; the system ends this with the process."""
     with contextlib.suppress(OSError):  # some systems and network file systems have no locks
-        _lock(file)
+        lock(file.fileno())
 
 
 def remove_unfinished(path: Path) -> None:
@@ -226,11 +226,12 @@ def remove_unfinished(path: Path) -> None:
             if time.time() - left.stat().st_mtime < _YOUNG:
                 continue
             with left.open("rb") as file:
-                _lock(file)  # raises if it is being written
+                lock(file.fileno())  # raises if it is being written
                 left.unlink()
 
 
-def _lock(file: BinaryIO) -> None:
+def lock(file: int) -> None:
+    """Lock an open file, given by its descriptor; raise a BlockingIOError if another process has it."""
     if fcntl is None:
         raise OSError("flock is not available on this system")
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

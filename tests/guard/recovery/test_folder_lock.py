@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import halfguard as hg
 from halfguard.errors import UsageError
-from halfguard.guard.recovery import snapshot_folder
 from halfguard.guard.recovery.snapshot_folder import FolderLock
 
 pytestmark = pytest.mark.usefixtures("seed")
@@ -148,7 +147,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
 def test_without_locks_there_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(snapshot_folder, "fcntl", None)
+    monkeypatch.setattr("halfguard.checkpoints.saving.fcntl", None)
     assert FolderLock(tmp_path / "lock").acquire() == ""
     assert "no other run writes snapshots there" in caplog.text
 

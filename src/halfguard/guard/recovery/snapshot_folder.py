@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from halfguard.checkpoints.saving import lock
 from halfguard.dist.collectives import rank, world_size
 from halfguard.errors import RecordError
 from halfguard.records import RankSnapshotRecord, SnapshotRecord, write_atomically
@@ -29,12 +30,6 @@ from halfguard.records.snapshot import FileChecksum, SnapshotManifest
 # The lock is the operating system's (``flock``). It ends with its process, so a killed run leaves
 # no lock: the next run takes over its file. The file names host and process of its owner, for the
 # error message.
-
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("halfguard")
 
@@ -72,13 +67,11 @@ class FolderLock:
             self._release = None
 
     def _take(self) -> bool:
-        if fcntl is None:
-            raise OSError("flock is not available on this system")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(file)
                 # The owner may have removed the file just before it let go.
                 current = self._path.exists() and os.path.samestat(
                     os.fstat(file), self._path.stat()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from halfguard.errors import UsageError
 from halfguard.guard.batch_checks import describe_batch
@@ -94,6 +94,11 @@ class MicroBatch:
             yield
         finally:
             now.restore()
+
+    def loss_of(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of a copy of ``batch``: the loss function may take something out of it."""
+        assert self.loss_fn is not None  # noqa: S101 - only steps that can be repeated get here
+        return trainable_loss(self.loss_fn(model, copy_of(batch)))
 
     def restore_generators(self) -> None:
         """Set all random generators to their states before the forward pass, to draw the same numbers."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from halfguard import ops
-from halfguard.precision.modes import HALF_DTYPES
+from halfguard.precision.upcast import cast_to_fp32
 
 
 @dataclass(frozen=True)
@@ -37,33 +37,35 @@ def log_sigmoid(x: Tensor, *, is_complement: bool) -> Composition:
     old, new = ("1 - sigmoid(x)", "-x") if is_complement else ("sigmoid(x)", "x")
     text = f"log({old}) as torch.nn.functional.logsigmoid({new}) in float32"
     return _whole(
-        "log_sigmoid", text, lambda: F.logsigmoid(-_wide(x) if is_complement else _wide(x))
+        "log_sigmoid",
+        text,
+        lambda: F.logsigmoid(-cast_to_fp32(x) if is_complement else cast_to_fp32(x)),
     )
 
 
 def log_softmax(x: Tensor, dim: int) -> Composition:
     """Return log(softmax(x) + eps)."""
     text = "log(softmax(x)) as torch.log_softmax(x, dim) in float32"
-    return _whole("log_softmax", text, lambda: torch.log_softmax(_wide(x), dim))
+    return _whole("log_softmax", text, lambda: torch.log_softmax(cast_to_fp32(x), dim))
 
 
 def softplus(x: Tensor) -> Composition:
     """Return log(1 + exp(x)), or log1p(exp(x)); torch's softplus returns x itself from 20 up."""
     text = "log(1 + exp(x)) as torch.nn.functional.softplus(x) in float32"
     meant = partial(torch.logaddexp, x, torch.zeros_like(x))
-    return Composition("softplus", text, lambda: F.softplus(_wide(x)), meant)
+    return Composition("softplus", text, lambda: F.softplus(cast_to_fp32(x)), meant)
 
 
 def softmax(x: Tensor, dim: Any) -> Composition:
     """Return exp(x) / sum(exp(x))."""
     text = "exp(x) / sum(exp(x)) as torch.softmax(x, dim) in float32"
-    return _whole("softmax", text, lambda: torch.softmax(_wide(x), dim))
+    return _whole("softmax", text, lambda: torch.softmax(cast_to_fp32(x), dim))
 
 
 def log_sum_exp(x: Tensor, dim: Any, keepdim: bool) -> Composition:
     """Return log(sum(exp(x)))."""
     text = "log(sum(exp(x))) as torch.logsumexp(x, dim) in float32"
-    return _whole("log_sum_exp", text, lambda: torch.logsumexp(_wide(x), dim, keepdim))
+    return _whole("log_sum_exp", text, lambda: torch.logsumexp(cast_to_fp32(x), dim, keepdim))
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,14 @@ class SumOfSquares:
 
     def _total(self) -> Tensor:
         reduce = torch.mean if self.is_mean else torch.sum
-        squares = _wide(self.x).square()  # a half value squared always fits in float32
+        squares = cast_to_fp32(self.x).square()  # a half value squared always fits in float32
         total = reduce(squares) if self.dim is None else reduce(squares, self.dim, self.keepdim)
         return total + self.eps if self.eps else total
 
     def _length(self) -> Tensor:
-        length: Tensor = torch.linalg.vector_norm(_wide(self.x), dim=self.dim, keepdim=self.keepdim)
+        length: Tensor = torch.linalg.vector_norm(
+            cast_to_fp32(self.x), dim=self.dim, keepdim=self.keepdim
+        )
         return length
 
 
@@ -111,7 +115,3 @@ def rms_norm(x: Tensor, eps: float) -> Composition:
 def _whole(kind: str, text: str, stable: Callable[[], Tensor]) -> Composition:
     """Return a composition whose stable form is what is meant."""
     return Composition(kind, text, stable, stable)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALF_DTYPES else x

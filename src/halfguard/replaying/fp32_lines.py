@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from halfguard.autocast_ops import RULES, AutocastRule
 from halfguard.precision.modes import HALF_DTYPES, full_precision
+from halfguard.precision.upcast import cast_to_fp32
 from halfguard.repairs.source_file import SIMPLE, SourceFile, inner_scopes, is_shadowed
 from halfguard.replaying.function_modes import (
     FunctionMode,
@@ -115,8 +116,8 @@ class StatementsInFP32(FunctionMode):
         tensors = list(tensors_in((args, kwargs)))
         kept = 1 if writes_first(name) else 0
         with self._autocast(statement, tensors):
-            wide = map_arguments(_wide, tuple(args[kept:]))
-            return func(*args[:kept], *wide, **map_arguments(_wide, kwargs))
+            wide = map_arguments(cast_to_fp32, tuple(args[kept:]))
+            return func(*args[:kept], *wide, **map_arguments(cast_to_fp32, kwargs))
 
     def tensor(self, statement: ast.stmt) -> ast.expr | None:
         """Return an expression of a statement that is a tensor."""
@@ -203,7 +204,3 @@ def _is_inside_module(user: FrameType) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _wide(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF_DTYPES else value

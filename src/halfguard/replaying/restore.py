@@ -68,16 +68,13 @@ def _load_weights(model: nn.Module, incident: Incident) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         revision = incident.record.git.get("revision", "unknown")
+        text = " ".join(str(error).split())
+        text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
         raise UsageError(
-            f"The model of the ENTRY does not match the incident: {_shortened(str(error))}",
+            f"The model of the ENTRY does not match the incident: {text}",
             cure="Specify the function that builds the trained model. The git revision of the run "
             f"is {revision}.",
         ) from error
-
-
-def _shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def raise_if_private(incident: Incident) -> None:

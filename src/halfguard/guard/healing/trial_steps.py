@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from halfguard.dist.wrapping import disable_fsdp_mixed_precision, unreduced_gradients, unwrap_model
-from halfguard.guard.step_batches import (
-    MicroBatch,
-    StepBatches,
-    copy_of,
-    loss_in_fp32,
-    trainable_loss,
-)
+from halfguard.guard.step_batches import MicroBatch, StepBatches, loss_in_fp32
 from halfguard.guard.stepping.stepper import Stepper
 from halfguard.precision.modes import autocast, autocast_dtype, eagerly, without_autocast
 from halfguard.precision.upcast import half_tensors_in_fp32
@@ -100,8 +94,6 @@ class TrialSteps(Runner):
             yield
 
     def _loss(self, micro: MicroBatch, batch: Any) -> Tensor:
-        assert micro.loss_fn is not None  # noqa: S101 - only repeatable steps are tried
-        # A copy of its containers: the loss function may take something out of them.
-        loss = trainable_loss(micro.loss_fn(self._stepper.model, copy_of(batch)))
+        loss = micro.loss_of(self._stepper.model, batch)
         count = self._stepper.config.accumulate
         return loss if count == 1 else loss / count

@@ -15,7 +15,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from halfguard.dist.wrapping import is_sharded, unwrap_model
-from halfguard.guard.step_batches import MicroBatch, StepBatches, copy_of, trainable_loss
+from halfguard.guard.step_batches import MicroBatch, StepBatches
 from halfguard.precision.modes import autocast
 from halfguard.precision_names import PrecisionName
 from halfguard.records.audit import AuditFinding, AuditReport
@@ -68,10 +68,8 @@ def audit_step(
 
 
 def _loss(model: nn.Module, micro: MicroBatch, precision: PrecisionName, scale: float) -> Tensor:
-    assert micro.loss_fn is not None  # noqa: S101 - can_audit
     micro.restore_generators()
     device = next(model.parameters()).device
     with autocast(precision, device.type):
-        # A copy of its containers: the loss function may take something out of them.
-        loss = trainable_loss(micro.loss_fn(model, copy_of(micro.batch)))
+        loss = micro.loss_of(model, micro.batch)
     return loss * scale

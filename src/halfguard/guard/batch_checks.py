@@ -84,12 +84,9 @@ def find_batch_fault(batch: Any, loss: float) -> BatchFault | None:
         return BatchFault.NONFINITE
     if every_label_ignored(batch):
         return BatchFault.LABELS
-    return BatchFault.EMPTY if math.isnan(loss) and _has_empty_tensor(batch) else None
-
-
-def _has_empty_tensor(batch: Any) -> bool:
-    leaves = (leaf for _, leaf in named_batch_leaves(batch) if isinstance(leaf, Tensor))
-    return any(not leaf.is_nested and leaf.numel() == 0 for leaf in leaves)
+    tensors = (leaf for _, leaf in named_batch_leaves(batch) if isinstance(leaf, Tensor))
+    is_empty = math.isnan(loss) and any(not t.is_nested and t.numel() == 0 for t in tensors)
+    return BatchFault.EMPTY if is_empty else None
 
 
 @torch.no_grad()

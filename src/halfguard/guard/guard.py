@@ -113,10 +113,11 @@ class Guard:
         log: LogFunction | None = None,
         log_every: int = 50,
     ) -> None:
-        metrics_log = None if log is None else MetricsLog(log, log_every)
+        self.config = self._initial_config = GuardConfig.load(config)
+        watched = self.config.watch is not None
+        metrics_log = None if log is None else MetricsLog(log, log_every, watched=watched)
         self.model = model
         self.optimizers = _as_list(optimizer)
-        self.config = self._initial_config = GuardConfig.load(config)
         self._scheduler_and_ema = SchedulerAndEma(
             model, self.optimizers, scheduler, ema, stepped_by_host=self._hosted
         )
@@ -630,11 +631,6 @@ class Guard:
         needed = self.config.skip.on_nonfinite != "skip" or self._scheduler_and_ema.ema is not None
         return needed or not self._stepper.fused or self._stepper.buffers.needs_host
 
-    @property
-    def _retries(self) -> bool:
-        """True if a refused step is repeated in FP32."""
-        return self.config.skip.on_nonfinite == "retry_fp32" and self._batches.repeatable
-
     def _compares_ranks(self) -> bool:
         """Return whether ranks compare their replicas at this step."""
         desync = self.config.desync
@@ -706,7 +702,8 @@ class Guard:
             refused = self._stepper.gate.refused(row, limits)
         known = refused is True
         # A retry tells whether the scale caused the overflow; until then the scale waits.
-        hold_scale = known and self._retries
+        retries = self.config.skip.on_nonfinite == "retry_fp32" and self._batches.repeatable
+        hold_scale = known and retries
         held = self._stepper.step_state.saved
         # Ranks that differ are compared as they are.
         undo = cause is not Cause.DESYNC

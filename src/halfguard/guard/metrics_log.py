@@ -80,8 +80,11 @@ class MetricsLog:
     An error of ``log`` is reported once and never reaches the training loop.
     """
 
-    def __init__(self, log: LogFunction, every: int) -> None:
-        self._watched: dict[str, float] = {}
+    def __init__(self, log: LogFunction, every: int, *, watched: bool) -> None:
+        # The numbers of sampled steps are in every call, from the first one on.
+        self._watched = dict.fromkeys(WATCH_METRICS, math.nan) if watched else {}
+        if watched:
+            self._watched["halfguard/watch/warnings"] = 0.0
         self._has_news = False  # of a sampled step
         if not callable(log):
             raise UsageError(
@@ -94,11 +97,6 @@ class MetricsLog:
         self._every = every
         self._scale: float | None = None  # of the step before
         self._told = False
-
-    def expect_watch(self) -> None:
-        """Add the numbers of sampled steps to every call, from the first one on."""
-        self._watched = dict.fromkeys(WATCH_METRICS, math.nan)
-        self._watched["halfguard/watch/warnings"] = 0.0
 
     def add_watched_step(self, row: WatchRow) -> None:
         """Log the numbers of a sampled step with the next step."""

@@ -184,20 +184,16 @@ def next_limits(state: PolicyState, config: GuardConfig) -> StepLimits:
     return StepLimits(loss=loss, grad_norm=min(fixed, grad_norm))
 
 
-def _can_fall(scale: float, config: GuardConfig) -> bool:
-    """Return whether the loss scale is above its floor; False for precisions without one."""
-    floor = as_float32(config.scale.floor)
-    return Precision(config.precision).needs_loss_scale and scale > floor
-
-
 def can_help(seen: Signals, config: GuardConfig) -> bool:
     """Return whether a lower loss scale may prevent a gradient overflow.
 
     The gradients of a summed loss can be infinite at a scale of 1. Gradients that are NaN at a scale that
     enlarges nothing have another cause.
     """
+    if not Precision(config.precision).needs_loss_scale:
+        return False
     is_nan_unscaled = math.isnan(seen.grad_norm) and seen.scale <= _NEUTRAL
-    return _can_fall(seen.scale, config) and not is_nan_unscaled
+    return seen.scale > as_float32(config.scale.floor) and not is_nan_unscaled
 
 
 def decide(state: PolicyState, seen: Signals, config: GuardConfig) -> Decided:

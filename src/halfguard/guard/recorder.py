@@ -206,8 +206,6 @@ class Recorder:
         self.process_tally = StepCounter()
         self.last_step: LastStep | None = None
         self._metrics_log = metrics_log if rank() == 0 else None
-        if metrics_log is not None and config.watch is not None:
-            metrics_log.expect_watch()
         self.health = RunHealth()
         self.journal = Journal(run_dir if rank() == 0 else None)
         self.config = config

@@ -53,7 +53,8 @@ class SpikeMemory:
         keep = WINDOW - 1
         losses = (*self.losses[-keep:], loss)
         norms = (*self.grad_norms[-keep:], grad_norm)
-        if not self._adapts:
+        levels = max(self.loss_level, self.norm_level)
+        if not self.refused_losses and levels <= -FP32.largest:  # nothing to forget
             return SpikeMemory(losses, norms)
         aged = self._aged(loss, grad_norm, spike)
         return replace(aged, losses=losses, grad_norms=norms)
@@ -84,11 +85,6 @@ class SpikeMemory:
             loss_level=max(loss, self.loss_level),
             norm_level=max(norm, self.norm_level),
         )
-
-    @property
-    def _adapts(self) -> bool:
-        levels = max(self.loss_level, self.norm_level)
-        return bool(self.refused_losses) or levels > -FP32.largest
 
     def _limits_of_window(self, spike: SpikeConfig) -> tuple[float, float]:
         return upper_limit(self.losses, spike.sigma), upper_limit(self.grad_norms, spike.sigma)

@@ -153,11 +153,6 @@ def _use(parts: set[str], *, unknown: bool) -> Use:
     return "loss" if "loss" in parts else "gradients"
 
 
-def _square_sum(grad: Tensor) -> float:
-    """Return the sum of squares of a gradient, of what is finite in it."""
-    return sum(float(_finite_squares(part)) for (part,) in iter_parts(grad))
-
-
 def _finite_squares(part: Tensor) -> Tensor:
     wide = part.to(statistics_dtype(part.device))
     return wide.nan_to_num(0.0, 0.0, 0.0).square_().sum()
@@ -188,7 +183,7 @@ def _gradients(watch: ShadowWatch, model: nn.Module) -> tuple[float, frozenset[i
             continue
         local = local_tensor(grad)
         if not watch.shadows.has(local):
-            total += _square_sum(local)
+            total += sum(float(_finite_squares(part)) for (part,) in iter_parts(local))
             continue
         sources = watch.shadows.sources(local)
         only_backward = all(watch.flags[index].first.phase == "backward" for index in sources)

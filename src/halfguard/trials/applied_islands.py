@@ -159,7 +159,8 @@ class AppliedIslands:
         self._lines.set(())  # they may wrap a module that becomes an island
         for model in self._models:
             model.set([island for island in islands if isinstance(island, Island)])
-        self._set_lines()
+        own = [island for island in islands if isinstance(island, LineIsland)]
+        self._lines.set((*self._given_lines, *own))
 
     @contextmanager
     def trial(self, islands: Sequence[AnyIsland]) -> Iterator[None]:
@@ -181,7 +182,3 @@ class AppliedIslands:
         modules = modules_by_name(self._model)
         paths = [name, *(name[:end] for end, char in enumerate(name) if char == "."), ""]
         return any(path in modules and is_fp32_island(modules[path]) for path in paths)
-
-    def _set_lines(self) -> None:
-        own = [island for island in self._made if isinstance(island, LineIsland)]
-        self._lines.set((*self._given_lines, *own))

@@ -161,18 +161,16 @@ class IslandSearch:
             if not self._is_made(island, chosen)
         ]
         own = without_wrappers(producer.module or "")
+        has_parts = any(path.startswith(f"{own}.") for path in self._bench.modules)
         dear = [
             island
             for island in options
             if isinstance(island, Island)
-            and (not island.module or (island.module != own or self._has_parts(own)))
+            and (not island.module or (island.module != own or has_parts))
             and self._bench.costs.of([island]).flops > MOST
         ]
         self._dear += [island for island in dear if island not in self._dear]
         return tuple(sorted((i for i in options if i not in dear), key=self._key))
-
-    def _has_parts(self, path: str) -> bool:
-        return any(other.startswith(f"{path}.") for other in self._bench.modules)
 
     def _is_made(self, island: AnyIsland, chosen: Sequence[_Choice]) -> bool:
         made = self._with(chosen)

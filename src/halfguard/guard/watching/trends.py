@@ -73,13 +73,9 @@ def layers_of(
                 infinite=beyond,
             )
         )
-    return tightest(layers)
-
-
-def tightest(layers: Sequence[WatchedLayer], count: int = SHOWN) -> tuple[WatchedLayer, ...]:
-    """Return at most ``count`` layers, those with the least headroom, in their order."""
+    # Those with the least headroom, in their order.
     order = sorted(range(len(layers)), key=lambda i: min(layers[i].forward, layers[i].backward))
-    return tuple(layers[i] for i in sorted(order[:count]))
+    return tuple(layers[i] for i in sorted(order[:SHOWN]))
 
 
 def vanishing_share(gradients: Iterable[Maximum]) -> float:

@@ -321,10 +321,3 @@ def test_wrong_arguments_are_refused() -> None:
         trace(mlp(), every=0)
     with pytest.raises(UsageError, match="'health' or 'range'"):
         trace(mlp(), detail="all")  # type: ignore[arg-type]
-
-
-def test_the_name_is_the_function_whatever_was_imported() -> None:
-    import halfguard.tracing.tracer
-
-    assert halfguard.trace is trace
-    assert halfguard.tracing.tracer.trace is trace

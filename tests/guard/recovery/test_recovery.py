@@ -190,13 +190,6 @@ def test_a_snapshot_from_before_parameters_were_added_is_not_returned_to(
         assert guard.step(loss_fn, batch).applied
 
 
-@pytest.mark.on_standin
-def test_float8_is_finite_or_not() -> None:
-    some = torch.tensor([1.0, 2.0]).to(torch.float8_e5m2)
-    assert all_finite([some])
-    assert not all_finite([torch.tensor([1.0, torch.inf]).to(torch.float8_e5m2)])
-
-
 # -- a run that is resumed in another precision, as ``precision: auto`` may choose on another card
 
 

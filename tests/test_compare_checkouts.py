@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.docs import ROOT
+from tests.support.programs import captured
+
 PATTERN = "conv/*/rollback-disk"  # journal, incidents and snapshots
 RUNS = {"conv/default/rollback-disk", "conv/fp16_safe/rollback-disk"}
 
 
 def compare(old: Path, new: Path) -> subprocess.CompletedProcess[str]:
     options = ["--json", "--steps", "20", "--runs", PATTERN]
-    script = ["-m", "benchmarks.compare_checkouts"]
-    command = [sys.executable, *script, str(old), str(new), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    script = ("-m", "benchmarks.compare_checkouts")
+    return captured(sys.executable, *script, old, new, *options)
 
 
 def differences(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:

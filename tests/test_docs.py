@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from tests.support.cases import each
 from tests.support.docs import ROOT, Snippet, pages, snippets
 from tests.support.forks import forked_path, group_of
+from tests.support.programs import captured
 
 ALL = [snippet for page in pages() for snippet in snippets(page)]
 # Installing is tested in a fresh environment of its own, by test_install.py.
@@ -27,7 +27,7 @@ RUNNABLE = [
 def environment(home: Path, programs: Path) -> dict[str, str]:
     folders = (programs, Path(sys.executable).parent, os.environ["PATH"])
     path = os.pathsep.join(map(str, folders))
-    return os.environ | {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1", "HOME": str(home)}
+    return {"PATH": path, "COLUMNS": "100", "NO_COLOR": "1", "HOME": str(home)}
 
 
 def _group(snippet: Snippet) -> str:
@@ -52,9 +52,7 @@ def _run_command(source: str, programs: Path) -> str:
 
 def _run(*command: str, cwd: Path, env: dict[str, str]) -> tuple[int, str]:
     """Return the exit code, and what was printed."""
-    done = subprocess.run(
-        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=360, check=False
-    )
+    done = captured(*command, cwd=cwd, env=env)
     return done.returncode, done.stdout + done.stderr
 
 

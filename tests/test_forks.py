@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forks import forked_path, forked_python, group_of
+from tests.support.programs import captured
 
 pytestmark = pytest.mark.slow
 
@@ -32,15 +33,7 @@ PROGRAMS = {
 
 
 def run(python: str, *arguments: str, folder: Path) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [python, *arguments],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "66"},
-        input="typed\n",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = captured(python, *arguments, cwd=folder, stdin="typed\n", env={"COLUMNS": "66"})
     return done.returncode, done.stdout, done.stderr
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-import subprocess
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401 - its import sets variables of the environment, which a test must not
 import pytest
 from benchmarks import versions
 
-ROOT = Path(__file__).parents[1]
+from tests.support.docs import ROOT
+from tests.support.programs import captured
+
 BENCHMARKS = sorted(p.stem for p in ROOT.glob("benchmarks/timings/[a-z]*.py"))
 FAST = ["-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow", "--sample-families"]
 ALL = ["-m", "pytest", "-n", "3", "--dist", "worksteal", "--sample-cells", "--check-budget"]
@@ -23,14 +24,9 @@ def started(folder: Path, *command: str) -> list[list[str]]:
     python = folder / "python"
     python.write_text('#!/usr/bin/env bash\nprintf "%q " "$@"; echo\n')
     python.chmod(0o755)
-    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        [ROOT / command[0], *command[1:]],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    done = captured(ROOT / command[0], *command[1:], env={"PATH": path})
+    assert done.returncode == 0, done.stderr
     return [shlex.split(line) for line in done.stdout.splitlines()]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.forks import ROOT, forked_path
+from tests.support.programs import captured
 
 STEPS, RANKS = 40, 2
 KILLS_A_RUN = 5
@@ -41,19 +41,11 @@ def train(folder: Path, engine: str, kills: list[tuple[int, int]]) -> dict[str, 
     # With the store that torchrun shares by default, a restarted rank finds addresses of dead ranks.
     # https://github.com/pytorch/pytorch/issues/135712
     environment = {
-        **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60 * (1 + len(kills)),
-        env=environment,
-    )
+    done = captured(*command, env=environment)
     assert done.returncode == 0, done.stderr[-20000:]
     assert len(list(folder.glob("killed-*"))) == len(kills)  # every one of them happened
     return load_file(folder / "end")

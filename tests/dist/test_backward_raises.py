@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +14,7 @@ import halfguard as hg
 from halfguard.guard.step_batches import StepBatches
 from tests.dist.jobs import Engine, batch_of, full_state, loss_fn, make, optimizer_of
 from tests.support.models import out_of_memory
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group
 
 
 def fails(model: nn.Module, batch: Any) -> Tensor:
@@ -66,7 +65,7 @@ def raises_inside(engine: Engine, kind: str) -> tuple[bool, Any]:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_a_forward_pass_that_raises_half_way(ranks: Callable[[int], Ranks], engine: Engine) -> None:
+def test_a_forward_pass_that_raises_half_way(ranks: Group, engine: Engine) -> None:
     _, expected = ranks(2).run(raises_inside, engine, "undisturbed")[0]
     for kind in ("step", "trial"):
         for finite, weights in ranks(2).run(raises_inside, engine, kind):
@@ -77,7 +76,7 @@ def test_a_forward_pass_that_raises_half_way(ranks: Callable[[int], Ranks], engi
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_the_next_step_is_as_if_it_had_never_been(
-    ranks: Callable[[int], Ranks], engine: Engine, accumulate: int
+    ranks: Group, engine: Engine, accumulate: int
 ) -> None:
     undisturbed = ranks(2).run(given_up, engine, accumulate, False)
     disturbed = ranks(2).run(given_up, engine, accumulate, True)

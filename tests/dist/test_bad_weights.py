@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch.distributed as dist
 import halfguard as hg
 from halfguard.numerics.tensor_rows import local_tensor
 from tests.dist import jobs
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group
 
 
 def break_a_weight(engine: jobs.Engine) -> tuple[str, str, str, float]:
@@ -31,6 +30,6 @@ def break_a_weight(engine: jobs.Engine) -> tuple[str, str, str, float]:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_all_ranks_name_the_same_weight(ranks: Callable[[int], Ranks], engine: jobs.Engine) -> None:
+def test_all_ranks_name_the_same_weight(ranks: Group, engine: jobs.Engine) -> None:
     answers = ranks(2).run(break_a_weight, engine)
     assert answers == [("skip", "bad_weights", "layers.1.weight NaN", 64.0)] * 2

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import cache
 from typing import Any
 
 import pytest
+
+from tests.support.programs import run_python
 
 pytestmark = pytest.mark.slow
 KINDS = ["None 1", "None 3", "1.0 1", "1.0 3"]  # clipping and accumulation
@@ -16,10 +16,8 @@ KINDS = ["None 1", "None 3", "1.0 1", "1.0 3"]  # clipping and accumulation
 
 @cache
 def counted(engine: str, ranks: int) -> Any:
-    command = [sys.executable, "-m", "tests.dist.count_collectives", engine, str(ranks)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = run_python("-m", "tests.dist.count_collectives", engine, str(ranks))
+    return json.loads(printed.splitlines()[-1])
 
 
 def ours(engine: str, ranks: int, kind: str) -> list[list[int]]:

@@ -17,8 +17,8 @@ from halfguard.errors import RecordError
 from halfguard.guard.recovery import snapshot_folder
 from halfguard.records.snapshot import FileChecksum
 from tests.dist import jobs
-from tests.dist.test_snapshots import differing
-from tests.support.ranks import Ranks
+from tests.support.models import differences
+from tests.support.ranks import Group
 
 
 def cut_in_half(path: Path) -> None:
@@ -78,13 +78,13 @@ def damage(how: Callable[[Path], None], folder: Path, step: int, which: str, num
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_the_snapshot_before_it_is_taken(
-    ranks: Callable[[int], Ranks], engine: jobs.Engine, how: Callable[[Path], None], tmp_path: Path
+    ranks: Group, engine: jobs.Engine, how: Callable[[Path], None], tmp_path: Path
 ) -> None:
     states, _ = ranks(2).run(trained, engine, str(tmp_path))
     damage(how, tmp_path, 8, SHARDS, 1)
     for step, state in ranks(2).run(resumed, engine, str(tmp_path)):
         assert step == 4
-        assert not differing(states[3], state)
+        assert not differences(states[3], state)
     left = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
     assert left == ["000000004", "000000008.damaged"]
 
@@ -92,7 +92,7 @@ def test_the_snapshot_before_it_is_taken(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_a_lost_shard_never_becomes_memory_as_it_was_found(
-    ranks: Callable[[int], Ranks], number: int, tmp_path: Path
+    ranks: Group, number: int, tmp_path: Path
 ) -> None:
     """For every shard, and for every number of ranks that read the rest."""
     ranks(4).run(trained, "fsdp2", str(tmp_path))
@@ -108,9 +108,7 @@ def test_a_lost_shard_never_becomes_memory_as_it_was_found(
     assert left == ["000000004", "000000008"]  # the file may still be restored
 
 
-def test_a_file_that_one_rank_alone_reads_stops_all_of_them(
-    ranks: Callable[[int], Ranks], tmp_path: Path
-) -> None:
+def test_a_file_that_one_rank_alone_reads_stops_all_of_them(ranks: Group, tmp_path: Path) -> None:
     ranks(2).run(trained, "ddp", str(tmp_path))
     for step in (4, 8):
         damage(flipped, tmp_path, step, "rank-00001.json", 0)
@@ -150,7 +148,7 @@ def watched(folder: str) -> tuple[Counter[str], set[str]]:
 
 
 def test_one_rank_looks_at_all_files_and_each_file_is_verified_by_one(
-    ranks: Callable[[int], Ranks], tmp_path: Path
+    ranks: Group, tmp_path: Path
 ) -> None:
     ranks(2).run(trained, "fsdp2", str(tmp_path))
     (first, mine), (second, theirs) = ranks(2).run(watched, str(tmp_path))

@@ -20,7 +20,7 @@ import halfguard as hg
 from halfguard.errors import TrainingHaltedError
 from tests.dist.jobs import FEATURES, Engine, batch_of, loss_fn, make, optimizer_of
 from tests.support.counting import OpCounter
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group, Ranks
 
 EVERY = 4
 
@@ -63,7 +63,7 @@ def draw(count: int, ranks: int, seed: int) -> list[tuple[int, int, int, int, in
 
 
 @pytest.mark.slow
-def test_one_flipped_bit_is_found_within_one_interval(ranks: Callable[[int], Ranks]) -> None:
+def test_one_flipped_bit_is_found_within_one_interval(ranks: Group) -> None:
     cases = draw(100, 4, seed=0)
     found = [
         case
@@ -77,13 +77,13 @@ def test_one_flipped_bit_is_found_within_one_interval(ranks: Callable[[int], Ran
         assert f"rank {rank} differs in {names()[number]}" in message
 
 
-def test_two_ranks_have_no_majority(ranks: Callable[[int], Ranks]) -> None:
+def test_two_ranks_have_no_majority(ranks: Group) -> None:
     [(_, message)] = ranks(2).run(flipped, "ddp", [(1, 2, 0, 5, 3)])[0]
     assert "ranks 0, 1 differ in layers.0.weight" in message
 
 
 @pytest.mark.slow
-def test_replicas_of_shards_are_compared(ranks: Callable[[int], Ranks]) -> None:
+def test_replicas_of_shards_are_compared(ranks: Group) -> None:
     """HSDP with two replicas: both are named, since it is not known which of them is right."""
     [(_, message)] = ranks(4).run(flipped, "hsdp", [(3, 2, 2, 5, 3)])[0]
     assert "ranks 1, 3 differ in layers.1.weight" in message
@@ -120,13 +120,11 @@ def buffers(broadcast: bool, steps: int, poison: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
-def test_running_statistics_are_no_difference(
-    ranks: Callable[[int], Ranks], broadcast: bool
-) -> None:
+def test_running_statistics_are_no_difference(ranks: Group, broadcast: bool) -> None:
     assert ranks(2).run(buffers, broadcast, 20, False) == [[], []]
 
 
-def test_a_table_that_nothing_writes_to_is_compared(ranks: Callable[[int], Ranks]) -> None:
+def test_a_table_that_nothing_writes_to_is_compared(ranks: Group) -> None:
     said = ranks(2).run(buffers, False, 20, True)
     assert all("differ in table" in message for [message] in said)
 
@@ -142,7 +140,14 @@ def run_steps(
         try:
             said.append(str(guard.step(loss, batch_of(step, ranks, rank)).action))
         except TrainingHaltedError as error:
-            return [*said, next(line for line in error.message.splitlines() if " differ" in line and "HG616" not in line)]
+            return [
+                *said,
+                next(
+                    line
+                    for line in error.message.splitlines()
+                    if " differ" in line and "HG616" not in line
+                ),
+            ]
     return said
 
 
@@ -170,7 +175,7 @@ def scale_of_one() -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_scale_is_compared(ranks: Callable[[int], Ranks]) -> None:
+def test_the_scale_is_compared(ranks: Group) -> None:
     assert ranks(4).run(scale_of_one) == [["apply", "rank 2 differs in loss scale"]] * 4
 
 
@@ -190,7 +195,7 @@ def replicated_dtensors() -> list[str]:
 
 
 @pytest.mark.slow
-def test_replicated_dtensors_are_compared(ranks: Callable[[int], Ranks]) -> None:
+def test_replicated_dtensors_are_compared(ranks: Group) -> None:
     assert ranks(4).run(replicated_dtensors) == [["apply", "rank 2 differs in weight"]] * 4
 
 
@@ -227,7 +232,7 @@ def writing(on: list[int]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_only_a_buffer_that_one_rank_writes_is_a_difference(ranks: Callable[[int], Ranks]) -> None:
+def test_only_a_buffer_that_one_rank_writes_is_a_difference(ranks: Group) -> None:
     for on in ([], [0, 1, 2, 3]):
         assert ranks(4).run(writing, on) == [["apply"] * 4] * 4
     assert ranks(4).run(writing, [1]) == [["apply", "apply", "rank 1 differs in seen"]] * 4
@@ -281,7 +286,7 @@ def set_once(event: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("event", ["nothing", "more parameters", "roll back"])
-def test_what_is_compared_survives(ranks: Callable[[int], Ranks], event: str) -> None:
+def test_what_is_compared_survives(ranks: Group, event: str) -> None:
     """Private tensors of a rank do not count as a difference, and real differences are still found."""
     third = "roll_back" if event == "roll back" else "apply"
     actions = ["apply"] * 3 + [third, "apply", "rank 2 differs in table"]
@@ -316,7 +321,7 @@ def own_buffers(flips: bool) -> tuple[list[str], float]:
 
 
 @pytest.mark.slow
-def test_buffers_that_are_each_ranks_own_are_no_difference(ranks: Callable[[int], Ranks]) -> None:
+def test_buffers_that_are_each_ranks_own_are_no_difference(ranks: Group) -> None:
     answers = ranks(4).run(own_buffers, False)
     assert [said for said, _ in answers] == [["apply"] * 5] * 4
     assert len({codebook for _, codebook in answers}) == 4  # they do differ
@@ -346,7 +351,7 @@ def several_passes(passes: int, accumulate: int) -> tuple[list[str], int]:
 
 @pytest.mark.parametrize(("passes", "accumulate"), [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)])
 def test_ranks_are_compared_however_many_passes_a_step_has(
-    ranks: Callable[[int], Ranks], passes: int, accumulate: int
+    ranks: Group, passes: int, accumulate: int
 ) -> None:
     answers = ranks(2).run(several_passes, passes, accumulate)
     assert answers == [(["apply", "apply", "halt"], 2)] * 2
@@ -365,7 +370,7 @@ def operations(count: int) -> tuple[int, int]:
 
 
 def test_a_comparison_costs_the_same_for_any_number_of_tensors(
-    ranks: Callable[[int], Ranks],
+    ranks: Group,
 ) -> None:
     [few], [many] = (set(ranks(2).run(operations, count)) for count in (2, 40))
     assert few == many
@@ -380,7 +385,7 @@ def frozen() -> list[str]:
 
 
 @pytest.mark.slow
-def test_frozen_parameters_are_compared(ranks: Callable[[int], Ranks]) -> None:
+def test_frozen_parameters_are_compared(ranks: Group) -> None:
     assert ranks(4).run(frozen) == [["apply", "rank 1 differs in 0.weight"]] * 4
 
 
@@ -395,7 +400,7 @@ def masters() -> list[str]:
 
 
 @pytest.mark.slow
-def test_master_weights_are_compared(ranks: Callable[[int], Ranks]) -> None:
+def test_master_weights_are_compared(ranks: Group) -> None:
     assert ranks(4).run(masters) == [["apply", "rank 2 differs in layers.0.weight (master)"]] * 4
 
 
@@ -410,7 +415,7 @@ def healthy(engine: Engine, steps: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "hsdp"])
-def test_no_false_alarm(ranks: Callable[[int], Ranks], engine: Engine) -> None:
+def test_no_false_alarm(ranks: Group, engine: Engine) -> None:
     """Compared at every step; ``scripts/soak desync`` does it for 10,000 steps."""
     assert ranks(4).run(healthy, engine, 200) == [0] * 4
 
@@ -427,9 +432,7 @@ def incident(folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_rank_concerned_keeps_an_incident(
-    ranks: Callable[[int], Ranks], tmp_path: Path
-) -> None:
+def test_the_rank_concerned_keeps_an_incident(ranks: Group, tmp_path: Path) -> None:
     ranks(4).run(incident, str(tmp_path))
     assert [path.name for path in (tmp_path / "incidents").iterdir()] == ["000002-r2"]
     assert '"ranks":[2]' in (tmp_path / "steps.jsonl").read_text()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from tests.dist import jobs
 from tests.support.pairs import parametrize_pairs
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group
 
 
 @parametrize_pairs(
@@ -19,7 +17,7 @@ from tests.support.ranks import Ranks
     accumulate=[1, 3],
 )
 def test_bitwise_the_bare_loop(
-    ranks: Callable[[int], Ranks],
+    ranks: Group,
     engine: jobs.Engine,
     optimizer: str,
     clip: float | None,

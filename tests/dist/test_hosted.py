@@ -18,7 +18,7 @@ from torch.optim import AdamW
 from halfguard.guard.guard_scaler import GuardScaler
 from halfguard.guard.hosted import HostedGuard
 from tests.support.models import differences
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group
 
 INIT_SCALE, STEPS = 1024.0, 8
 RETRY = {"scale": {"init": INIT_SCALE}, "skip": {"on_nonfinite": "retry_fp32"}}
@@ -95,7 +95,7 @@ def change_a_loss_on_rank_1(heal: bool) -> tuple[list[str], float, list[Any]]:
 
 @pytest.mark.parametrize("heal", [False, True])
 def test_a_loss_that_one_rank_alone_cannot_repeat_is_skipped_on_all(
-    heal: bool, ranks: Callable[[int], Ranks]
+    heal: bool, ranks: Group
 ) -> None:
     first, second = ranks(2).run(change_a_loss_on_rank_1, heal)
     assert first == second
@@ -107,9 +107,7 @@ def weights(answers: list[dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", pytest.param("fsdp1", marks=pytest.mark.slow)])
-def test_healthy_and_with_a_nan_batch_on_one_rank(
-    wrapper: str, ranks: Callable[[int], Ranks]
-) -> None:
+def test_healthy_and_with_a_nan_batch_on_one_rank(wrapper: str, ranks: Group) -> None:
     group = ranks(2)
     for theirs, ours, skipped in (("healthy", "healthy", 0), ("without", "nan", 1)):
         stock = group.run(train, wrapper, "stock", theirs)
@@ -118,7 +116,7 @@ def test_healthy_and_with_a_nan_batch_on_one_rank(
         assert [answer["skipped"] for answer in guarded] == [skipped] * 2
 
 
-def test_every_step_retried_is_bitwise_the_fp32_run(ranks: Callable[[int], Ranks]) -> None:
+def test_every_step_retried_is_bitwise_the_fp32_run(ranks: Group) -> None:
     group = ranks(2)
     fp32 = group.run(train, "ddp", "fp32", "overflow")
     guarded = group.run(train, "ddp", "guarded", "overflow")

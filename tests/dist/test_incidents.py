@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,12 @@ import halfguard as hg
 from halfguard.incident import open_incident
 from halfguard.journal import read_rows
 from tests.dist import jobs
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_the_rank_concerned_keeps_what_can_be_repeated(
-    ranks: Callable[[int], Ranks], engine: jobs.Engine, tmp_path: Path
+    ranks: Group, engine: jobs.Engine, tmp_path: Path
 ) -> None:
     ranks(2).run(jobs.overflowing, engine, str(tmp_path))
     [folder] = (tmp_path / "incidents").iterdir()
@@ -34,7 +33,7 @@ def test_the_rank_concerned_keeps_what_can_be_repeated(
     assert autopsy.culprit.module == "layers.0"
 
 
-def test_one_rank_writes_the_journal(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+def test_one_rank_writes_the_journal(ranks: Group, tmp_path: Path) -> None:
     ranks(2).run(jobs.overflowing, "ddp", str(tmp_path))
     unusual = [row for row in read_rows(tmp_path / "steps.jsonl") if getattr(row, "cause", None)]
     assert [(row.step, row.ranks) for row in unusual] == [(2, (1,))]

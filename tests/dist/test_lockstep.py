@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ from tests.dist.jobs import (
     make,
     optimizer_of,
 )
-from tests.support.ranks import HangError, Ranks
+from tests.support.ranks import Group, HangError, Ranks
 
 
 def plan_of(step: int) -> Plan:
@@ -81,7 +80,7 @@ def test_continue_hangs_and_the_guard_does_not() -> None:
         group.run(plain_loop, 5, False, True, timeout=10)
 
 
-def test_the_scaler_by_itself_keeps_one_scale_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
+def test_the_scaler_by_itself_keeps_one_scale_on_all_ranks(ranks: Group) -> None:
     # The scale did not cause it, so it stays.
     assert ranks(2).run(plain_loop, 4, True, False) == [[65536.0] * 4] * 2
     assert ranks(2).run(plain_loop, 4, False, False) == [[65536.0, 65536.0, 32768.0, 32768.0]] * 2
@@ -105,7 +104,7 @@ def repeated_in(engine: Engine) -> list[Any]:
     return taken
 
 
-def test_fsdp2_repeats_in_full_precision_and_returns_to_half(ranks: Callable[[int], Ranks]) -> None:
+def test_fsdp2_repeats_in_full_precision_and_returns_to_half(ranks: Group) -> None:
     assert ranks(2).run(repeated_in, "fsdp2") == [["apply", "retry_fp32", "apply"]] * 2
 
 
@@ -165,7 +164,7 @@ def two_dimensional(
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_several_meshes_agree_over_all_ranks(
-    ranks: Callable[[int], Ranks], clip: float | None, sequence: bool
+    ranks: Group, clip: float | None, sequence: bool
 ) -> None:
     answers = ranks(4).run(two_dimensional, 5, clip, sequence)
     expected, weights = two_dimensional(5, clip, alone=True)
@@ -213,7 +212,7 @@ def experts(steps: int) -> Any:
     return seen, shared
 
 
-def test_an_expert_on_one_rank_overflows_for_all(ranks: Callable[[int], Ranks]) -> None:
+def test_an_expert_on_one_rank_overflows_for_all(ranks: Group) -> None:
     """Its gradients are not reduced, so ranks must agree on overflow and norm."""
     (seen, shared), (other, other_shared) = ranks(2).run(experts, 4)
     assert str(seen) == str(other)
@@ -257,9 +256,7 @@ def lone_expert(max_norm: float | None) -> Any:
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])
-def test_a_rank_may_have_parameters_that_others_lack(
-    ranks: Callable[[int], Ranks], max_norm: float | None
-) -> None:
+def test_a_rank_may_have_parameters_that_others_lack(ranks: Group, max_norm: float | None) -> None:
     """All ranks send the same messages, although only one of them holds something alone."""
     (seen, shared), (other, other_shared) = ranks(2).run(lone_expert, max_norm)
     assert str(seen) == str(other)
@@ -285,7 +282,7 @@ def half_weights(steps: int, alone: bool = False) -> Any:
     return full_state(model), masters, norms[1::2]
 
 
-def test_master_weights_stay_equal(ranks: Callable[[int], Ranks]) -> None:
+def test_master_weights_stay_equal(ranks: Group) -> None:
     (half, masters, norms), (other_half, other_masters, _) = ranks(2).run(half_weights, 20)
     *_, expected = half_weights(20, alone=True)
     assert norms == pytest.approx(expected, rel=0.02)  # counted once, not once per rank
@@ -305,9 +302,12 @@ def closed_early(engine: Engine) -> str:
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_a_step_whose_gradients_are_held_back_cannot_be_closed(
-    ranks: Callable[[int], Ranks], engine: Engine
+    ranks: Group, engine: Engine
 ) -> None:
-    assert all("Do not call update() for an incomplete step" in cure for cure in ranks(2).run(closed_early, engine))
+    assert all(
+        "Do not call update() for an incomplete step" in cure
+        for cure in ranks(2).run(closed_early, engine)
+    )
 
 
 def remedied(steps: int) -> list[tuple[str, str]]:
@@ -327,7 +327,7 @@ def remedied(steps: int) -> list[tuple[str, str]]:
     return taken
 
 
-def test_fp32_as_a_remedy_reaches_fsdp2(ranks: Callable[[int], Ranks]) -> None:
+def test_fp32_as_a_remedy_reaches_fsdp2(ranks: Group) -> None:
     half, full = "torch.float16", "torch.float32"
     expected = [("apply", half)] * 3 + [("roll_back", half)] + [("apply", full)] * 2
     assert ranks(2).run(remedied, 6) == [expected] * 2

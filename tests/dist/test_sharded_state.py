@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.optim import SGD
 from halfguard.dist.sharded_dtypes import sharded_dtypes
 from halfguard.guard.hosted import HostedGuard
 from halfguard.step.reach import home_of
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group
 
 RETRY = {"skip": {"on_nonfinite": "retry_fp32"}, "scale": {"init": 256.0}}
 HALF = MixedPrecisionPolicy(torch.float16, torch.float32)
@@ -65,7 +64,7 @@ def train(lost: bool, fault: str) -> list[Any]:
 
 
 def test_a_nan_batch_leaves_no_trace_in_buffers_of_sharded_modules(
-    ranks: Callable[[int], Ranks],
+    ranks: Group,
 ) -> None:
     bad, without = (ranks(2).run(train, False, fault) for fault in ("nan", "without"))
     for with_it, alone in zip(bad, without, strict=True):
@@ -73,7 +72,7 @@ def test_a_nan_batch_leaves_no_trace_in_buffers_of_sharded_modules(
         assert with_it[1:] == alone[1:]
 
 
-def test_a_difference_on_one_rank_is_looked_into_by_all(ranks: Callable[[int], Ranks]) -> None:
+def test_a_difference_on_one_rank_is_looked_into_by_all(ranks: Group) -> None:
     """A third pass of that rank alone would wait forever for the others to gather weights."""
     for actions, _, weights in ranks(2).run(train, True, "large", timeout=60.0):
         assert actions == ["apply", "apply", "skip", "apply", "apply"]
@@ -92,7 +91,7 @@ def dtypes() -> tuple[list[Any], str]:
     return found, home_of(model[0])
 
 
-def test_dtypes_of_every_group(ranks: Callable[[int], Ranks]) -> None:
+def test_dtypes_of_every_group(ranks: Group) -> None:
     wide = "torch.float32"
     for found, home in ranks(2).run(dtypes):
         assert home == "torch.nn.modules.linear"

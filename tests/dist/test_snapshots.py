@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,18 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from halfguard.guard.recovery import snapshot_folder
 from tests.dist import jobs
-from tests.support.ranks import Ranks
+from tests.support.models import differences
+from tests.support.ranks import Group
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "hsdp"])
 def test_another_number_of_ranks_reads_it(
-    ranks: Callable[[int], Ranks], engine: jobs.Engine, tmp_path: Path
+    ranks: Group, engine: jobs.Engine, tmp_path: Path
 ) -> None:
     (step, kept), *others = ranks(4).run(jobs.snapshotted, engine, str(tmp_path), 11)
     assert step == 8
-    assert all(not differing(kept, other) for _, other in others)
+    assert all(not differences(kept, other) for _, other in others)
     smaller: jobs.Engine = "ddp" if engine == "ddp" else "fsdp2"
     copies = {n: tmp_path / str(n) for n in (4, 2, 1)}
     for folder in copies.values():
@@ -42,15 +42,10 @@ def test_another_number_of_ranks_reads_it(
         *ranks(2).run(jobs.resumed, smaller, str(copies[2])),
         jobs.resumed("alone", str(copies[1])),
     ]
-    assert [differing(kept, state) for at, state in found if at == step] == [[]] * 7
+    assert [differences(kept, state) for at, state in found if at == step] == [[]] * 7
 
 
-def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    assert first.keys() == second.keys()
-    return [name for name in first if not torch.equal(first[name], second[name])]
-
-
-def test_nothing_is_pickled(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+def test_nothing_is_pickled(ranks: Group, tmp_path: Path) -> None:
     ranks(2).run(jobs.snapshotted, "fsdp2", str(tmp_path), 11)
     kinds = {path.suffix for path in (tmp_path / "snapshots").rglob("*") if path.is_file()}
     assert kinds == {".safetensors", ".json", ""}  # the manifest of a good snapshot has no suffix
@@ -79,9 +74,7 @@ def full_disk(folder: str, full_on: int, steps: int) -> tuple[int, int | None]:
 
 
 @pytest.mark.parametrize("full_on", [0, 1])
-def test_a_full_disk_on_one_rank_stops_nobody(
-    ranks: Callable[[int], Ranks], full_on: int, tmp_path: Path
-) -> None:
+def test_a_full_disk_on_one_rank_stops_nobody(ranks: Group, full_on: int, tmp_path: Path) -> None:
     assert ranks(2).run(full_disk, str(tmp_path), full_on, 11) == [(11, None)] * 2
     assert not list((tmp_path / "snapshots").iterdir())
 
@@ -114,7 +107,7 @@ def no_room_for_tensors(folder: str, full_on: int) -> list[tuple[int | None, lis
 
 @pytest.mark.parametrize("full_on", [0, 1])
 def test_a_file_that_torch_cannot_write_to_its_end_stops_nobody(
-    ranks: Callable[[int], Ranks], full_on: int, tmp_path: Path
+    ranks: Group, full_on: int, tmp_path: Path
 ) -> None:
     found = ranks(2).run(no_room_for_tensors, str(tmp_path), full_on)
     assert found == [[(None, []), (8, ["000000008"])]] * 2
@@ -149,9 +142,7 @@ def experts(folder: str, steps: int) -> tuple[float, float]:
     return max(e.abs().max().item() for e in errors), (both[0] - both[1]).abs().max().item()
 
 
-def test_what_a_rank_holds_alone_returns_to_that_rank(
-    ranks: Callable[[int], Ranks], tmp_path: Path
-) -> None:
+def test_what_a_rank_holds_alone_returns_to_that_rank(ranks: Group, tmp_path: Path) -> None:
     for error, apart in ranks(2).run(experts, str(tmp_path), 11):
         assert error == 0
         assert apart > 0.1
@@ -175,7 +166,7 @@ def two_guards(folder: str, steps: int) -> list[int | None]:
 
 
 def test_saves_of_two_guards_do_not_wait_for_each_other_forever(
-    ranks: Callable[[int], Ranks], tmp_path: Path
+    ranks: Group, tmp_path: Path
 ) -> None:
     assert ranks(2).run(two_guards, str(tmp_path), 40) == [[38, 38]] * 2
 
@@ -218,16 +209,14 @@ def averaged(engine: jobs.Engine, folder: str, steps: int) -> tuple[int, dict[st
 
 
 @pytest.mark.slow
-def test_an_average_that_is_spread_over_ranks_returns(
-    ranks: Callable[[int], Ranks], tmp_path: Path
-) -> None:
+def test_an_average_that_is_spread_over_ranks_returns(ranks: Group, tmp_path: Path) -> None:
     (step, kept), *_ = ranks(4).run(averaged, "fsdp2", str(tmp_path), 11)
     found = [
         *ranks(4).run(averaged, "fsdp2", str(tmp_path), 0),
         *ranks(2).run(averaged, "fsdp2", str(tmp_path), 0),
         averaged("alone", str(tmp_path), 0),
     ]
-    assert [differing(kept, state) for at, state in found if at == step] == [[]] * 7
+    assert [differences(kept, state) for at, state in found if at == step] == [[]] * 7
 
 
 def scattered() -> str:
@@ -242,7 +231,7 @@ def scattered() -> str:
 
 
 def test_an_optimizer_whose_state_is_scattered_is_refused_at_once(
-    ranks: Callable[[int], Ranks],
+    ranks: Group,
 ) -> None:
     assert all("FSDP2" in cure for cure in ranks(2).run(scattered))
 
@@ -276,7 +265,7 @@ def second_guard(folder: str) -> str:
 
 
 def test_a_second_guard_in_the_folder_is_refused_on_every_rank(
-    ranks: Callable[[int], Ranks], tmp_path: Path
+    ranks: Group, tmp_path: Path
 ) -> None:
     first, second = ranks(2).run(second_guard, str(tmp_path))
     assert first == second

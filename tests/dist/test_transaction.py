@@ -6,20 +6,18 @@ raises alone, the others wait for it in a collective, as without the guard.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.guard.test_transaction import try_on_rank
 from tests.support.pairs import parametrize_pairs
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group
 
 pytestmark = pytest.mark.slow
 
 
 @parametrize_pairs(where=[("operation", 37), ("call", 17)], accumulate=[1, 4], retry=[False, True])
 def test_an_exception_on_all_ranks_leaves_no_trace(
-    ranks: Callable[[int], Ranks], accumulate: int, retry: bool, where: tuple[str, int]
+    ranks: Group, accumulate: int, retry: bool, where: tuple[str, int]
 ) -> None:
     for found in ranks(2).run(try_on_rank, "batchnorm", accumulate, retry, *where):
         assert found["never seen"] > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import halfguard as hg
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group, Ranks
 
 LAYERS = 4
 
@@ -42,7 +41,7 @@ def change_on_rank_0() -> list[tuple[str, str]]:
     return [*((str(o.action), str(o.cause)) for o in outcomes), ("weights", str(weights))]
 
 
-def test_all_ranks_decide_alike(ranks: Callable[[int], Ranks]) -> None:
+def test_all_ranks_decide_alike(ranks: Group) -> None:
     first, second = ranks(2).run(change_on_rank_0)
     assert first == second
     again = "retry_fp32"
@@ -69,9 +68,7 @@ def read_other_values_on_rank_0(folder: str) -> list[str]:
     return [*actions, str(weights)]
 
 
-def test_a_value_that_differs_on_one_rank_is_skipped_on_all(
-    ranks: Callable[[int], Ranks], tmp_path: Path
-) -> None:
+def test_a_value_that_differs_on_one_rank_is_skipped_on_all(ranks: Group, tmp_path: Path) -> None:
     (tmp_path / "count").write_text("")
     first, second = ranks(2).run(read_other_values_on_rank_0, str(tmp_path))
     assert first == second
@@ -135,9 +132,7 @@ class Layers(nn.Module):
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_repeat_that_raises_on_one_rank_is_skipped_on_all(
-    world: int, ranks: Callable[[int], Ranks]
-) -> None:
+def test_a_repeat_that_raises_on_one_rank_is_skipped_on_all(world: int, ranks: Group) -> None:
     check(ranks(world), 12)
 
 
@@ -183,7 +178,7 @@ def run_out_of_memory(wrapped: str, memory: str, folder: Path) -> tuple[list[str
 
 @pytest.mark.parametrize("wrapped", ["ddp", "fsdp2"])
 def test_ranks_that_run_out_of_memory_repeat_together(
-    wrapped: str, ranks: Callable[[int], Ranks], tmp_path: Path
+    wrapped: str, ranks: Group, tmp_path: Path
 ) -> None:
     group = ranks(2)
     undisturbed = group.run(run_out_of_memory, wrapped, "half", tmp_path)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from halfguard.guard.watching.watching import sampled_step
 from halfguard.journal import read_rows
 from halfguard.records.watch import WatchRow
 from tests.dist import healing_jobs, watching_jobs
 from tests.dist.watching_jobs import EVERY, STEPS, Fault, Watched
-from tests.support.ranks import Ranks
+from tests.support.models import differences
+from tests.support.ranks import Group
 
-Group = Callable[[int], Ranks]
 WATCH: dict[str, Any] = {"watch": {"every": EVERY}}
 SAMPLED = [sampled_step(index, EVERY) for index in range(STEPS // EVERY + 1)]
 
 
 def both(ranks: Group, fault: Fault, extra: dict[str, Any], folder: Path) -> list[Watched]:
     found: list[Watched] = ranks(2).run(watching_jobs.run, fault, extra, str(folder))
-    assert_equal(found[0].weights, found[1].weights)
+    assert not differences(found[0].weights, found[1].weights)
     return found
-
-
-def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
-    assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
 def fault_line() -> int:
@@ -66,7 +59,7 @@ def test_no_collective_is_added_and_nothing_else_changes(
         assert one.collectives
         assert one.collectives == other.collectives
         assert one.applied == other.applied
-        assert_equal(one.weights, other.weights)
+        assert not differences(one.weights, other.weights)
 
 
 @pytest.mark.parametrize("extra", [{}, {"heal": {}}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -16,7 +15,7 @@ from torch.optim import SGD
 import halfguard as hg
 from halfguard.errors import UsageError
 from tests.dist.jobs import batch_of, full_state, loss_fn, make, optimizer_of
-from tests.support.ranks import Ranks
+from tests.support.ranks import Group
 
 pytestmark = pytest.mark.slow
 
@@ -62,9 +61,7 @@ def reductions(wrapping: Wrapping) -> tuple[int, tuple[str, ...], list[Tensor]]:
 
 
 @pytest.mark.parametrize("wrapping", ["compiled", "inside"])
-def test_gradients_are_held_back_through_every_wrapper(
-    ranks: Callable[[int], Ranks], wrapping: Wrapping
-) -> None:
+def test_gradients_are_held_back_through_every_wrapper(ranks: Group, wrapping: Wrapping) -> None:
     for plain, other in zip(
         ranks(2).run(reductions, "plain"), ranks(2).run(reductions, wrapping), strict=True
     ):
@@ -112,7 +109,7 @@ class Heard(logging.Handler):
         self.messages.append(record.getMessage())
 
 
-def test_parameters_that_nobody_averages_are_reported_once(ranks: Callable[[int], Ranks]) -> None:
+def test_parameters_that_nobody_averages_are_reported_once(ranks: Group) -> None:
     for messages in ranks(2).run(with_a_temperature):
         assert len(messages) == 1
         assert messages[0].startswith("1 of the optimizer's parameters are not in the model")
@@ -136,7 +133,7 @@ def both_in_one_module() -> tuple[float, float, list[Tensor]]:
     return outcome.grad_norm, norm.item(), [p.detach() for p in model.parameters()]
 
 
-def test_ddp_outside_of_the_guards_model_is_refused_by_name(ranks: Callable[[int], Ranks]) -> None:
+def test_ddp_outside_of_the_guards_model_is_refused_by_name(ranks: Group) -> None:
     for outside in ("model", "second network"):
         for error in ranks(2).run(refused, outside):
             assert "DistributedDataParallel averages gradients of this guard" in error

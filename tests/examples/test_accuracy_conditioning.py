@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.docs import ROOT
+from tests.support.modules import modules_of
 
 from halfguard.precision.emulation import emulate_autocast
 
@@ -21,17 +20,8 @@ pytestmark = pytest.mark.usefixtures("seed")
 @pytest.fixture
 def model() -> Iterator[Any]:
     """The example's module ``model``, which imports its neighbour ``data``."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        spec = importlib.util.spec_from_file_location("accuracy_model", FOLDER / "model.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path.remove(str(FOLDER))
-        sys.modules.pop("data", None)
+    with modules_of(FOLDER, "data", "model") as found:
+        yield found.model
 
 
 def every_half() -> torch.Tensor:

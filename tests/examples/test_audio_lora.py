@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tests.lint.helper import codes, fix
 from tests.support.docs import ROOT
+from tests.support.modules import modules_of
 from tests.support.programs import run_python
 
 import halfguard as hg
@@ -36,16 +34,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def example() -> Iterator[Any]:
     """The modules of the example, which import each other by name."""
-    before = {name: sys.modules.pop(name, None) for name in MODULES}
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name, module in before.items():
-            sys.modules.pop(name)
-            if module is not None:
-                sys.modules[name] = module
+    with modules_of(FOLDER, *MODULES) as found:
+        yield found
 
 
 def config(example: Any, name: str = "paper_r8", **changes: Any) -> dict[str, Any]:

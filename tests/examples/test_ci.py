@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.support.programs import captured
 
 JOB = Path(__file__).parents[2] / "examples" / "ci" / "halfguard-validate.yml"
 SPEC = """
@@ -41,19 +41,9 @@ def test_a_loss_fails_the_job_and_its_report_is_kept(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
     binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     summary = tmp_path / "summary.md"
-    environment = os.environ | {"PATH": binaries, "GITHUB_STEP_SUMMARY": str(summary)}
+    environment = {"PATH": binaries, "GITHUB_STEP_SUMMARY": str(summary)}
     lines = [step["run"] for step in steps() if "run" in step and "pip" not in step["run"]]
-    done = [
-        subprocess.run(
-            ["bash", "-c", line],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        for line in lines
-    ]
+    done = [captured("bash", "-c", line, cwd=tmp_path, env=environment) for line in lines]
     assert [result.returncode for result in done] == [1, 0], done[0].stdout + done[0].stderr
     assert summary.read_text().startswith("# ocr: fp16-mixed FAILS on h\\_mean")
     (upload,) = [step for step in steps() if "upload-artifact" in step.get("uses", "")]

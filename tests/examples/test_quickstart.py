@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.support.docs import ROOT
 from tests.support.forks import forked_python
+from tests.support.programs import captured
 
 SCRIPT = ROOT / "examples" / "quickstart.py"
 
@@ -16,10 +16,8 @@ SCRIPT = ROOT / "examples" / "quickstart.py"
 @pytest.fixture(scope="module")
 def table() -> dict[str, list[float]]:
     """Batches learnt, repeated in FP32, loss scale and validation loss of each run."""
-    result = subprocess.run(
-        [forked_python(), "-W", "error", str(SCRIPT)],
-        capture_output=True, text=True, timeout=720, check=True,
-    )  # fmt: skip
+    result = captured(forked_python(), "-W", "error", SCRIPT)
+    assert result.returncode == 0, result.stderr
     rows = [line.rsplit(maxsplit=4) for line in result.stdout.splitlines()[1:]]
     return {name: [float(number) for number in numbers] for name, *numbers in rows}
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import yaml
 from tests.support.docs import ROOT
+from tests.support.modules import modules_of
 
 import halfguard as hg
 from halfguard.diagnosis.doctor import doctor_workload
@@ -34,18 +32,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("seed")]
 @pytest.fixture(scope="module")
 def example() -> Iterator[Any]:
     """The example's modules, which import each other by plain names; its data is made if it is not there."""
-    others = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
-    sys.path.insert(0, str(FOLDER))
-    try:
-        found = SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    with modules_of(FOLDER, *MODULES) as found:
         with torch.random.fork_rng():
             found.prepare.load()
         yield found
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            sys.modules.pop(name, None)
-        sys.modules.update(others)
 
 
 def train(example: Any, *flags: str) -> None:

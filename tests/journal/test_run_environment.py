@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 import halfguard
 from halfguard.journal import collect_environment
+from tests.support.programs import captured
 
 
 def test_the_facts() -> None:
@@ -36,7 +36,5 @@ def test_it_works_without_torch() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from halfguard.journal import collect_environment; print(sorted(collect_environment()))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    result = captured(sys.executable, "-c", program)
     assert result.stdout.strip() == "['device', 'halfguard', 'platform', 'python']"

@@ -25,6 +25,9 @@ TIMEOUT = 180.0
 GRACE = 5.0  # for the other ranks, after one has raised
 
 
+Group = Callable[[int], "Ranks"]  # what the fixture ``ranks`` gives
+
+
 class HangError(AssertionError):
     """Some ranks did not answer in time."""
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
 
 from halfguard.precision.islands import is_island
-
-OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
-    "sgd": lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
-    "adamw-foreach": lambda parameters: AdamW(parameters, lr=0.01, foreach=True),
-    "adamw-fused": lambda parameters: AdamW(parameters, lr=0.01, fused=True),
-}
 
 _PLAIN = (int, float, str, bool, type(None))
 

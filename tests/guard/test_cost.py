@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from halfguard.guard.config import GuardConfig
 from halfguard.guard.guard import Guard
@@ -30,17 +30,13 @@ from halfguard.guard.stepping.stepper import Stepper
 from tests.support.cases import each
 from tests.support.counting import OpCounter
 from tests.support.devices import chosen_device
+from tests.support.models import OPTIMIZERS
 
 pytestmark = pytest.mark.usefixtures("device")
 
 AT_MOST = 25
 # A fused optimizer leaves the answer on the device: buffers are chosen there, and statistics checked.
 AT_MOST_ON_DEVICE = 35
-OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
-    "SGD": lambda model: SGD(model.parameters(), lr=1e-3, momentum=0.9),
-    "AdamW foreach": lambda model: AdamW(model.parameters(), lr=1e-3, foreach=True),
-    "AdamW fused": lambda model: AdamW(model.parameters(), lr=1e-3, fused=True),
-}
 LIMITS = {"clip": {"max_norm": 1.0}, "skip": {"max_grad_norm": 100.0}}
 SPIKE = LIMITS | {"spike": {"sigma": 1000.0}}
 
@@ -136,9 +132,12 @@ def added(
     models = [Many(tensors, norm=norm) for _ in range(2)]
     make = OPTIMIZERS[optimizer]
     base = bare(
-        models[0], make(models[0]), accumulate=config.get("accumulate", 1), clip="clip" in config
+        models[0],
+        make(models[0].parameters()),
+        accumulate=config.get("accumulate", 1),
+        clip="clip" in config,
     )
-    ours = guarded(models[1], make(models[1]), config)
+    ours = guarded(models[1], make(models[1].parameters()), config)
     return ours.total - base.total, ours.host_syncs - base.host_syncs
 
 
@@ -152,7 +151,7 @@ def test_added_operations_are_few_and_do_not_depend_on_the_number_of_tensors(
 ) -> None:
     few, few_syncs = added(20, optimizer, norm=norm)
     many, many_syncs = added(2000, optimizer, norm=norm)
-    on_device = optimizer == "AdamW fused" and (norm or chosen_device().type != "cpu")
+    on_device = optimizer == "adamw-fused" and (norm or chosen_device().type != "cpu")
     assert few == many <= (AT_MOST_ON_DEVICE if on_device else AT_MOST)
     assert few_syncs == many_syncs == 0
 
@@ -175,7 +174,7 @@ def test_other_configurations(optimizer: str, config: dict[str, Any]) -> None:
     # For every further micro-batch the input is checked (norms, stack, maximum) and the loss is saved.
     assert few <= AT_MOST + 6 * (config.get("accumulate", 1) - 1)
     # Stopping at the first bad step needs the answer at once; a fused optimizer alone does not.
-    waits = optimizer == "AdamW fused" and config.get("skip") is not None
+    waits = optimizer == "adamw-fused" and config.get("skip") is not None
     assert few_syncs == many_syncs == int(waits)
 
 
@@ -184,7 +183,7 @@ def test_other_configurations(optimizer: str, config: dict[str, Any]) -> None:
 def test_retry_costs_a_fused_optimizer_one_host_sync_and_others_none() -> None:
     config = {"clip": {"max_norm": 1.0}, "skip": {"on_nonfinite": "retry_fp32"}}
     syncs = {name: added(20, name, config)[1] for name in OPTIMIZERS}
-    assert syncs == {"SGD": 0, "AdamW foreach": 0, "AdamW fused": 1}
+    assert syncs == {"sgd": 0, "adamw-foreach": 0, "adamw-fused": 1}
 
 
 @pytest.mark.slow
@@ -219,8 +218,10 @@ def test_a_journal_asks_nothing_of_the_device_but_the_state_of_its_generator(
     tmp_path: Path,
 ) -> None:
     models = [Many(20, norm=False) for _ in range(2)]
-    without = guarded(models[0], OPTIMIZERS["AdamW fused"](models[0]), LIMITS)
-    with_journal = guarded(models[1], OPTIMIZERS["AdamW fused"](models[1]), LIMITS, tmp_path)
+    without = guarded(models[0], OPTIMIZERS["adamw-fused"](models[0].parameters()), LIMITS)
+    with_journal = guarded(
+        models[1], OPTIMIZERS["adamw-fused"](models[1].parameters()), LIMITS, tmp_path
+    )
     assert with_journal.total <= without.total + 1
     assert with_journal.host_syncs == without.host_syncs == 0
 
@@ -259,20 +260,20 @@ RETRY = {"scale": {"init": 8.0}, "skip": {"on_nonfinite": "retry_fp32"}}
 @pytest.mark.slow
 @pytest.mark.usefixtures("seed")
 @each("norm", [False, True])
-@each("optimizer", ["AdamW foreach", "AdamW fused"])
+@each("optimizer", ["adamw-foreach", "adamw-fused"])
 def test_what_a_hosted_guard_adds_does_not_depend_on_the_number_of_tensors(
     optimizer: str, norm: bool
 ) -> None:
     added = []
     for tensors in (20, 200):
         models = [Many(tensors, norm=norm) for _ in range(2)]
-        optimizers = list(map(OPTIMIZERS[optimizer], models))
+        optimizers = [OPTIMIZERS[optimizer](model.parameters()) for model in models]
         stock = bare(models[0], optimizers[0])
         scaler = GuardScaler(HostedGuard(models[1], optimizers[1], RETRY))
         hosted = bare(models[1], optimizers[1], hosted=scaler)
         added.append(hosted.total - stock.total)
         # A host asks at once whether the step was applied, so a fused optimizer waits as well.
-        assert hosted.host_syncs - stock.host_syncs == (optimizer == "AdamW fused")
+        assert hosted.host_syncs - stock.host_syncs == (optimizer == "adamw-fused")
     assert added[0] == added[1] <= AT_MOST_HOSTED
 
 

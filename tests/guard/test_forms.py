@@ -180,12 +180,6 @@ def test_an_evaluation_opens_no_step() -> None:
     assert torch.equal(model.get_buffer("norm.running_mean"), mean)
 
 
-def test_what_cannot_be_guarded_is_said_at_once() -> None:
-    model = make("transformer")
-    with pytest.raises(UsageError, match="no parameters"):
-        Guard(nn.Flatten(), OPTIMIZERS["sgd"](model.parameters()))
-
-
 @pytest.mark.parametrize(
     "config", [{"skip": {"on_nonfinite": "retry_fp32"}}, {"heal": {}}, {"verify": {"every": 10}}]
 )

@@ -65,10 +65,6 @@ def test_every_optimizer_of_torch_is_in_the_matrix() -> None:
             hg.Guard(model, getattr(torch.optim, name)(model.parameters()))
 
 
-def test_the_matrix_has_1200_cells() -> None:
-    assert len(SHAPES) * len(OPTIMIZERS) * len(FAULTS) == 1200
-
-
 @pytest.mark.parametrize(
     ("shape", "fault", "config", "message"),
     [

@@ -61,7 +61,26 @@ SCHEDULERS: dict[str, Make] = {
     "PolynomialLR": lambda o: L.PolynomialLR(o, 40, 2.0),
     "SWALR": lambda o: SWALR(o, 0.02, anneal_epochs=12),
 }
+
+
+class Holder(LRScheduler):
+    """A scheduler that holds another one as an attribute, so its state_dict holds an object."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.after = L.CosineAnnealingLR(optimizer, 50)
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:  # type: ignore[override]
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, epoch: int | None = None) -> None:
+        if self.last_epoch >= 0:
+            self.after.step()
+        super().step(epoch)
+
+
 MORE: dict[str, Make] = {
+    "a scheduler that holds another": Holder,
     "SequentialLR of MultiStepLR": lambda o: L.SequentialLR(
         o, [L.ConstantLR(o, 0.5, total_iters=7), L.MultiStepLR(o, [3, 6])], [7]
     ),
@@ -455,36 +474,6 @@ def test_a_scheduler_that_cannot_work_is_refused_at_construction() -> None:
 
 
 # -- states of schedulers and modules
-
-
-class Holder(LRScheduler):
-    """A scheduler that holds another one as an attribute, so its state_dict holds an object."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.after = L.CosineAnnealingLR(optimizer, 50)
-        super().__init__(optimizer)
-
-    def get_lr(self) -> list[float]:  # type: ignore[override]
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-    def step(self, epoch: int | None = None) -> None:
-        if self.last_epoch >= 0:
-            self.after.step()
-        super().step(epoch)
-
-
-@pytest.mark.parametrize("store", ["memory", "disk"])
-def test_a_scheduler_inside_another_is_rolled_back_too(store: str, tmp_path: Path) -> None:
-    plan = Run(Holder)
-    plan.run(20)
-    run = Run(Holder, run_dir=tmp_path if store == "disk" else None)
-    inner = run.scheduler.after
-    run.run(9)
-    run.roll_back()
-    assert run.scheduler.after is inner
-    assert inner.last_epoch == 5
-    run.run(10)
-    assert run.used[9:] == times(0.5, plan.used[5:15])
 
 
 class Size(NamedTuple):

@@ -35,7 +35,8 @@ from halfguard.guard.guard import Guard
 from halfguard.guard.stepping.outcome import StepOutcome
 from halfguard.records import Action, Cause
 from halfguard.step.nested import batch_leaves
-from tests.guard.helper import OPTIMIZERS, frozen, inject, same
+from tests.guard.helper import frozen, inject, same
+from tests.support.models import OPTIMIZERS
 
 FLOOR, CEILING = 4.0, 2.0**12
 APPLIED = {Action.APPLY, Action.RETRY}

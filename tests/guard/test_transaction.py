@@ -386,6 +386,8 @@ class Sam(torch.optim.SGD):
 def test_parts_that_cannot_work_are_refused() -> None:
     model, lazy = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(1))
     given = [*model.parameters(), nn.Parameter(torch.ones(2, dtype=torch.cfloat))]
+    with pytest.raises(UsageError, match="no parameters"):
+        hg.Guard(nn.Flatten(), torch.optim.SGD(model.parameters()))
     with pytest.raises(UsageError, match="needs a closure"):
         hg.Guard(model, Sam(model.parameters(), lr=0.1))
     with pytest.raises(UsageError, match="complex"):

@@ -57,3 +57,18 @@ class OpCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def host_syncs(self) -> int:
         return self.ops[HOST_SYNC]
+
+
+class LargestResult(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the number of elements of the largest tensor that operations make beside one that is there."""
+
+    def __init__(self, there: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._there, self.elements = there.untyped_storage().data_ptr(), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for out in result if isinstance(result, tuple) else (result,):
+            if isinstance(out, Tensor) and out.untyped_storage().data_ptr() != self._there:
+                self.elements = max(self.elements, out.numel())
+        return result

@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from halfguard.tracing.origins import has_nan, is_finite
+from tests.support.counting import LargestResult
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
 
@@ -44,17 +43,7 @@ def test_every_half_value_by_itself() -> None:
 
 
 def test_a_check_takes_no_memory_of_the_size_of_the_tensor() -> None:
-    class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        elements = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            result = func(*args, **(kwargs or {}))
-            for out in result if isinstance(result, tuple) else (result,):
-                if isinstance(out, Tensor) and out.data_ptr() != tensor.data_ptr():
-                    self.elements = max(self.elements, out.numel())
-            return result
-
     tensor = torch.ones(10_000)
-    with Largest() as largest:
+    with LargestResult(tensor) as largest:
         assert is_finite(tensor)
     assert largest.elements <= 2

@@ -19,10 +19,11 @@ from torch.optim import SGD, AdamW, Optimizer
 from halfguard.errors import UsageError
 from halfguard.guard.stepping.scaler import GradScaler
 from halfguard.precision.master_weights import MasterWeights
-from tests.guard.helper import OPTIMIZERS, frozen, inject, parameter, same
+from tests.guard.helper import frozen, inject, parameter, same
 from tests.support.cases import each
 from tests.support.counting import OpCounter
 from tests.support.devices import chosen_device
+from tests.support.models import OPTIMIZERS
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -73,8 +74,13 @@ def test_bitwise_as_torch(name: str, unscale: bool, steps: list[str]) -> None:
         optimizer = OPTIMIZERS[name]([p])
         history = []
         for kind in steps:
+            before = frozen(p)
             one_step(scaler, optimizer, p, kind, unscale=unscale)
             history.append(scaler.state_dict())
+            if isinstance(scaler, GradScaler):
+                applied = scaler.last_step_applied
+                assert isinstance(applied, Tensor)
+                assert bool(applied) == (kind == "healthy") == (not same(before, frozen(p)))
         runs.append([history, frozen(p), frozen(optimizer.state_dict())])
     assert same(runs[0], runs[1])
 
@@ -128,6 +134,7 @@ def _listed(outputs: Any) -> Any:
 def test_it_is_a_torch_scaler() -> None:
     assert isinstance(GradScaler(chosen_device().type), torch.amp.GradScaler)
     assert GradScaler(chosen_device().type).is_enabled()
+    assert GradScaler(chosen_device().type).last_step_applied is None  # until there was a step
     assert GradScaler().get_scale() == torch.amp.GradScaler(chosen_device().type).get_scale()
 
 
@@ -167,7 +174,10 @@ def test_it_adds_no_host_sync() -> None:
 
 @each("name", OPTIMIZERS)
 @each("loss", [math.nan, math.inf, -math.inf])
-def test_a_forward_overflow_moves_neither_scale_nor_growth(name: str, loss: float) -> None:
+@each("unscale", [False, True])
+def test_a_forward_overflow_moves_neither_scale_nor_growth(
+    name: str, loss: float, unscale: bool
+) -> None:
     scaler = ours(growth_interval=4)
     p = parameter()
     optimizer = OPTIMIZERS[name]([p])
@@ -177,6 +187,8 @@ def test_a_forward_overflow_moves_neither_scale_nor_growth(name: str, loss: floa
     for _ in range(20):
         optimizer.zero_grad()
         scaler.scale(inject(p, loss, math.nan)).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
         scaler.step(optimizer)
         assert scaler.last_step_applied is not None
         assert not scaler.last_step_applied
@@ -302,20 +314,6 @@ def test_a_scale_set_by_hand_stays_within_bounds(new: float, kept: float) -> Non
 
 
 # -- was the step applied?
-
-
-@each("unscale", [False, True])
-@each("name", OPTIMIZERS)
-def test_last_step_applied(name: str, unscale: bool) -> None:
-    scaler, p = ours(), parameter()
-    optimizer = OPTIMIZERS[name]([p])
-    assert getattr(scaler, "last_step_applied") is None  # noqa: B009 - None only until a step
-    for kind in ("healthy", "overflow", "healthy", "forward", "overflow"):
-        before = frozen(p)
-        one_step(scaler, optimizer, p, kind, unscale=unscale)
-        applied = scaler.last_step_applied
-        assert isinstance(applied, Tensor)
-        assert bool(applied) == (kind == "healthy") == (not same(before, frozen(p)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

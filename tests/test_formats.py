@@ -104,12 +104,6 @@ def test_one_rounding_near_a_midpoint(bits: int, ulps: int) -> None:
         assert FP16.round(x) == float(np.float64(x).astype(np.float16))
 
 
-def test_torch_rounds_a_float64_twice_and_format_once() -> None:
-    x = 1 + 2**-11 + 2**-40
-    assert torch.tensor(x, dtype=torch.float64).half().item() == 1
-    assert FP16.round(x) == 1 + 2**-10
-
-
 @settings(deadline=None)
 @given(st.floats(width=32))
 def test_e4m3fn_is_the_cast_of_torch_and_nan_beyond(x: float) -> None:

@@ -20,6 +20,7 @@ class Tied(nn.Module):
         self.head = nn.Linear(4, 7, bias=False)
         self.head.weight = self.embed.weight
         self.register_buffer("order", torch.arange(3))
+        self.register_buffer("empty", torch.zeros(0))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.norm(self.embed(tokens)))  # type: ignore[no-any-return]

@@ -77,11 +77,6 @@ def test_one_flipped_bit_is_found_within_one_interval(ranks: Group) -> None:
         assert f"rank {rank} differs in {names()[number]}" in message
 
 
-def test_two_ranks_have_no_majority(ranks: Group) -> None:
-    [(_, message)] = ranks(2).run(flipped, "ddp", [(1, 2, 0, 5, 3)])[0]
-    assert "ranks 0, 1 differ in layers.0.weight" in message
-
-
 @pytest.mark.slow
 def test_replicas_of_shards_are_compared(ranks: Group) -> None:
     """HSDP with two replicas: both are named, since it is not known which of them is right."""
@@ -103,32 +98,6 @@ class WithBuffers(nn.Module):
         return self.line(self.norm(x)) * self.table
 
 
-def buffers(broadcast: bool, steps: int, poison: bool) -> list[str]:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(WithBuffers(), broadcast_buffers=broadcast)
-    guard = hg.Guard(model, optimizer_of(model, "sgd"), {"desync": {"every": 1}})
-    if poison and dist.get_rank() == 1:
-        flip(model.module.table, 0, 1)
-    said = []
-    for step in range(steps):
-        try:
-            guard.step(loss_fn, batch_of(step, dist.get_world_size(), dist.get_rank()))
-        except TrainingHaltedError as error:
-            said.append(error.message)
-            break
-    return said
-
-
-@pytest.mark.parametrize("broadcast", [True, False])
-def test_running_statistics_are_no_difference(ranks: Group, broadcast: bool) -> None:
-    assert ranks(2).run(buffers, broadcast, 20, False) == [[], []]
-
-
-def test_a_table_that_nothing_writes_to_is_compared(ranks: Group) -> None:
-    said = ranks(2).run(buffers, False, 20, True)
-    assert all("differ in table" in message for [message] in said)
-
-
 def run_steps(
     guard: hg.Guard, steps: int, before: Callable[[int], None], loss: Any = loss_fn
 ) -> list[str]:
@@ -140,14 +109,8 @@ def run_steps(
         try:
             said.append(str(guard.step(loss, batch_of(step, ranks, rank)).action))
         except TrainingHaltedError as error:
-            return [
-                *said,
-                next(
-                    line
-                    for line in error.message.splitlines()
-                    if " differ" in line and "HG616" not in line
-                ),
-            ]
+            lines = error.message.splitlines()
+            return [*said, next(one for one in lines if " differ" in one and "HG616" not in one)]
     return said
 
 
@@ -165,6 +128,22 @@ def once(rank: int, step: int, act: Callable[[], object]) -> Callable[[int], Non
             act()
 
     return before
+
+
+def buffers(broadcast: bool, flips: bool) -> list[str]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(WithBuffers(), broadcast_buffers=broadcast)
+    flip_once = once(1 if flips else -1, 0, lambda: flip(model.module.table, 0, 1))
+    return run_steps(compared(model), 20, flip_once)
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_running_statistics_are_no_difference(ranks: Group, broadcast: bool) -> None:
+    assert ranks(2).run(buffers, broadcast, False) == [["apply"] * 20] * 2
+
+
+def test_a_table_that_nothing_writes_to_is_compared(ranks: Group) -> None:
+    assert ranks(2).run(buffers, False, True) == [["ranks 0, 1 differ in table"]] * 2
 
 
 def scale_of_one() -> list[str]:
@@ -404,20 +383,19 @@ def test_master_weights_are_compared(ranks: Group) -> None:
     assert ranks(4).run(masters) == [["apply", "rank 2 differs in layers.0.weight (master)"]] * 4
 
 
-def healthy(engine: Engine, steps: int) -> int:
+def healthy(engine: Engine, steps: int) -> list[str]:
     model, _ = make(engine)
-    guard = hg.Guard(model, optimizer_of(model, "adamw-fused"), {"desync": {"every": 1}})
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    return sum(
-        guard.step(loss_fn, batch_of(s, ranks, rank)).cause == "desync" for s in range(steps)
-    )
+    optimizer = optimizer_of(model, "adamw-fused")
+    return run_steps(compared(model, optimizer, precision="fp16-mixed"), steps, lambda _: None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ddp", "hsdp"])
 def test_no_false_alarm(ranks: Group, engine: Engine) -> None:
     """Compared at every step; ``scripts/soak desync`` does it for 10,000 steps."""
-    assert ranks(4).run(healthy, engine, 200) == [0] * 4
+    for said in ranks(4).run(healthy, engine, 200):
+        assert len(said) == 200
+        assert set(said) <= {"apply", "skip"}  # the first scale may be too large
 
 
 def incident(folder: str) -> None:
@@ -442,6 +420,6 @@ if __name__ == "__main__":
     import sys
 
     group = Ranks(4)
-    alarms = group.run(healthy, "ddp", int(sys.argv[1]), timeout=3600)
+    said, *_ = group.run(healthy, "ddp", int(sys.argv[1]), timeout=3600)
     group.close()
-    print(f"{sys.argv[1]} steps on 4 ranks, compared at each: {alarms[0]} alarms")
+    print(f"{sys.argv[1]} steps on 4 ranks, compared at each: {said[-1]}")

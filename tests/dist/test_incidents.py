@@ -18,6 +18,8 @@ def test_the_rank_concerned_keeps_what_can_be_repeated(
     ranks: Group, engine: jobs.Engine, tmp_path: Path
 ) -> None:
     ranks(2).run(jobs.overflowing, engine, str(tmp_path))
+    unusual = [row for row in read_rows(tmp_path / "steps.jsonl") if getattr(row, "cause", None)]
+    assert [(row.step, row.ranks) for row in unusual] == [(2, (1,))], "one rank writes the journal"
     [folder] = (tmp_path / "incidents").iterdir()
     record = open_incident(folder).record
     assert (folder.name, record.rank, record.world_size) == ("000002-r1", 1, 2)
@@ -31,9 +33,3 @@ def test_the_rank_concerned_keeps_what_can_be_repeated(
         assert not record.weights  # no rank has all of them; the page names what was used instead
         assert "its weights are sharded" in " ".join(record.problems)
     assert autopsy.culprit.module == "layers.0"
-
-
-def test_one_rank_writes_the_journal(ranks: Group, tmp_path: Path) -> None:
-    ranks(2).run(jobs.overflowing, "ddp", str(tmp_path))
-    unusual = [row for row in read_rows(tmp_path / "steps.jsonl") if getattr(row, "cause", None)]
-    assert [(row.step, row.ranks) for row in unusual] == [(2, (1,))]

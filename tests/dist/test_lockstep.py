@@ -24,7 +24,6 @@ import halfguard as hg
 from halfguard.errors import UsageError
 from tests.dist.jobs import (
     FEATURES,
-    PER_RANK,
     Engine,
     Plan,
     batch_of,
@@ -331,8 +330,3 @@ def test_fp32_as_a_remedy_reaches_fsdp2(ranks: Group) -> None:
     half, full = "torch.float16", "torch.float32"
     expected = [("apply", half)] * 3 + [("roll_back", half)] + [("apply", full)] * 2
     assert ranks(2).run(remedied, 6) == [expected] * 2
-
-
-def test_batches_are_cut_as_the_jobs_say() -> None:
-    whole, part = batch_of(3, 2)[0], batch_of(3, 2, 1)[0]
-    assert torch.equal(whole[PER_RANK:], part)

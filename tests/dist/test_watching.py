@@ -30,7 +30,9 @@ def fault_line() -> int:
     return next(n for n, text in enumerate(lines, 1) if "x / torch.sqrt((x * x)" in text)
 
 
-def test_the_rank_with_the_fault_names_it_and_itself(ranks: Group, tmp_path: Path) -> None:
+def test_the_rank_with_the_fault_names_it_and_itself_and_one_rank_writes(
+    ranks: Group, tmp_path: Path
+) -> None:
     first, second = both(ranks, "overflow", WATCH, tmp_path)
     assert first.alarms == []
     assert second.alarms == [(SAMPLED[0], "norm", fault_line())]
@@ -38,10 +40,6 @@ def test_the_rank_with_the_fault_names_it_and_itself(ranks: Group, tmp_path: Pat
     [told] = [text for text in second.texts if "swallowed" in text]
     assert told.startswith(f"step {SAMPLED[0]} (rank 1): ")
     assert first.applied == second.applied == [True] * STEPS  # no step was held up for it
-
-
-def test_one_rank_writes_and_all_sample_the_same_steps(ranks: Group, tmp_path: Path) -> None:
-    first, second = both(ranks, "overflow", WATCH, tmp_path)
     written = [row for row in read_rows(tmp_path / "steps.jsonl") if isinstance(row, WatchRow)]
     due = [step for step in SAMPLED if step < STEPS]
     assert [row.step for row in written] == due

@@ -66,14 +66,6 @@ class Late:
 
 
 @pytest.mark.on_standin
-def test_a_guard_on_an_accelerator_would_lag() -> None:
-    # The setting that these tests change by hand.
-    late = Late()
-    assert late.guard._pending.lag == LAG
-    assert not late.guard._needs_answer_now
-
-
-@pytest.mark.on_standin
 def test_nothing_is_read_in_a_healthy_step() -> None:
     late = Late(lag=1000)
     late.run([GOOD])
@@ -226,15 +218,10 @@ def test_after_rolling_back_what_was_under_way_does_not_count(after: list[float]
     assert late.guard._policy.streak == 0
     assert late.guard._scheduler_and_ema.early_steps == 0
     assert late.scheduled == 0
-    late.run([GOOD] * 4)
+    late.run([BAD, *[GOOD] * 4])
     late.guard.summary()
     assert late.scheduled == 4
-
-
-def test_one_incident_is_one_return() -> None:
-    late = rolled_back([BAD, BAD])
-    late.run([BAD, GOOD, GOOD, GOOD])
-    assert late.guard._policy.rollbacks == 1
+    assert late.guard._policy.rollbacks == 1, "one incident is one return"
 
 
 def test_every_step_is_counted_once_after_a_return() -> None:

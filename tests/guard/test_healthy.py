@@ -11,7 +11,7 @@ import torch
 from halfguard.guard.guard import Guard
 from halfguard.guard.watching.watching import sampled_step
 from tests.guard import healthy_runs
-from tests.guard.healthy_runs import BOTH, HEAL, WATCH
+from tests.guard.healthy_runs import BOTH, HEAL
 from tests.support.counting import OpCounter
 from tests.support.devices import chosen_device, host_waits
 from tests.support.models import MODELS, OPTIMIZERS, bare_step, batches, differences, loss_fn, make
@@ -93,8 +93,6 @@ def test_other_precisions_too(precision: str, seed: Callable[[int], None]) -> No
 
 
 # -- watch and heal
-
-CONFIGS: dict[str, dict[str, Any]] = {"watch": WATCH, "heal": HEAL}
 EVERY = 16  # its first sample is step 2
 
 
@@ -103,14 +101,6 @@ EVERY = 16  # its first sample is step 2
 @pytest.mark.parametrize("name", healthy_runs.NAMES[::4])
 def test_watch_and_heal_leave_a_healthy_run_alone(name: str) -> None:
     assert healthy_runs.faults(name, BOTH) == ""
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("name", healthy_runs.NAMES[1::12])
-@pytest.mark.parametrize("config", CONFIGS)
-def test_each_alone_leaves_a_healthy_run_alone(name: str, config: str) -> None:
-    assert healthy_runs.faults(name, CONFIGS[config]) == ""
 
 
 def _guarded(extra: dict[str, Any]) -> Guard:

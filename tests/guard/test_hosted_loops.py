@@ -45,6 +45,15 @@ def guarded(*models: nn.Module) -> tuple[GuardScaler, HostedGuard, list[SGD]]:
     return GuardScaler(guard), guard, optimizers
 
 
+def scaler_for(with_guard: bool, *models: nn.Module) -> tuple[torch.amp.GradScaler, list[SGD]]:
+    """Return a guard's scaler or torch's own, and an optimizer for each model."""
+    if with_guard:
+        scaler, _, optimizers = guarded(*models)
+        return scaler, optimizers
+    optimizers = [SGD(model.parameters(), lr=1.0) for model in models]
+    return torch.amp.GradScaler("cpu", init_scale=INIT_SCALE), optimizers
+
+
 def moved(model: nn.Linear) -> Tensor:
     return linear().weight.detach() - model.weight.detach()
 
@@ -53,11 +62,7 @@ def test_two_optimizers_may_both_be_clipped_before_the_first_steps() -> None:
     found = []
     for with_guard in (False, True):
         first, second = linear(), linear()
-        if with_guard:
-            scaler, _, (one, other) = guarded(first, second)
-        else:
-            one, other = (SGD(model.parameters(), lr=1.0) for model in (first, second))
-            scaler = torch.amp.GradScaler("cpu", init_scale=INIT_SCALE)  # type: ignore[assignment]
+        scaler, (one, other) = scaler_for(with_guard, first, second)
         for model, optimizer in ((first, one), (second, other)):
             scaler.scale(loss_of(model, HEALTHY)).backward()
             scaler.unscale_(optimizer)
@@ -211,11 +216,7 @@ def test_losses_of_single_samples_are_scaled_one_by_one(masked: bool) -> None:
     found = []
     for with_guard in (False, True):
         model = linear()
-        if with_guard:
-            scaler, _, (optimizer,) = guarded(model)
-        else:
-            optimizer = SGD(model.parameters(), lr=1.0)
-            scaler = torch.amp.GradScaler("cpu", init_scale=INIT_SCALE)  # type: ignore[assignment]
+        scaler, (optimizer,) = scaler_for(with_guard, model)
         losses = model(HEALTHY).flatten()
         if masked:
             losses = torch.cat([losses, torch.full((1,), torch.inf)])

@@ -180,15 +180,17 @@ def test_ctrl_c_in_the_tracker_is_no_error_of_the_tracker() -> None:
     assert run.guard.summary().applied == 2
 
 
-@pytest.mark.parametrize("log", ["wandb", {}])
-def test_what_is_not_a_function_is_refused(log: Any) -> None:
-    with pytest.raises(UsageError, match="log must be a function"):
-        Logged(log=log)
-
-
-def test_an_interval_below_one_is_refused() -> None:
-    with pytest.raises(UsageError, match="log_every must be at least 1, not 0"):
-        Logged(log_every=0)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"log": "wandb"}, "log must be a function"),
+        ({"log": {}}, "log must be a function"),
+        ({"log_every": 0}, "log_every must be at least 1, not 0"),
+    ],
+)
+def test_what_cannot_be_logged_to_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Logged(**wrong)
 
 
 @pytest.mark.on_standin

@@ -72,25 +72,6 @@ def test_a_row_is_not_read_before_it_is_due(accelerator: Any) -> None:
 
 
 @pytest.mark.usefixtures("between_looks")
-def test_a_healthy_step_makes_the_host_wait_as_often_as_the_bare_loop() -> None:
-    for optimizer, expected in (("adamw-fused", 0), ("adamw-foreach", 1)):
-        bare = make("mlp-batchnorm")
-        scaler = torch.amp.GradScaler("standin", init_scale=64.0)
-        bare_optimizer = OPTIMIZERS[optimizer](bare.parameters())
-        data = batches(12)
-        bare_step(bare, bare_optimizer, scaler, data[:1], 1.0)
-        of_bare = host_waits(lambda: bare_step(bare, bare_optimizer, scaler, data[1:2], 1.0))  # noqa: B023
-        config = {"scale": {"init": 64.0}, "clip": {"max_norm": 1.0}, "spike": {"sigma": 100.0}}
-        guard = guarded(make("mlp-batchnorm"), optimizer, config)
-        for batch in data[:4]:
-            guard.step(loss_fn, batch)
-        per_step = [host_waits(lambda b=batch: guard.step(loss_fn, b)) for batch in data[4:]]  # type: ignore[misc]  # noqa: B023
-        reads = [sum(n for k, n in waits.items() if k != "event") for waits in per_step]
-        assert reads == [expected] * 8
-        assert sum(of_bare.values()) == expected
-
-
-@pytest.mark.usefixtures("between_looks")
 def test_rows_that_have_arrived_are_not_waited_for(accelerator: Any) -> None:
     accelerator.set_late_copies(True, lag=100)
     guard = guarded(make("mlp-batchnorm"), config={"scale": {"init": 64.0}})

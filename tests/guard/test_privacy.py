@@ -201,7 +201,11 @@ def test_where_batches_are_kept_the_journal_describes_them_and_errors_do_not(
 def test_replay_says_why_it_cannot_repeat_a_private_step(tmp_path: Path) -> None:
     run_into_a_halt(tmp_path, PLACES["value"], privacy=True)
     folder = next((tmp_path / "incidents").iterdir())
-    [micro] = open_incident(folder).record.micro_batches
+    incident = open_incident(folder)
+    assert incident.record.problems == ("batch.0: a private batch cannot be saved",)
+    assert incident.record.weights
+    assert not any(name.startswith("batch") for name in incident.names)
+    [micro] = incident.record.micro_batches
     assert micro.private
     assert micro.summary == ("float32[8, 16]: 128 NaN, 0 infinite",)
     model = nn.Linear(16, 2)

@@ -230,24 +230,6 @@ def test_ids_that_the_loss_does_not_use(tmp_path: Path) -> None:
     assert again["ids"].tolist() == list(range(8))
 
 
-def test_a_private_incident_has_no_batch(tmp_path: Path) -> None:
-    row = StepRow(
-        step=3, action=Action.SKIP, cause=Cause.BAD_BATCH, loss=1.0, grad_norm=1.0, scale=1.0
-    )
-    batch = {"name": "Ada", "x": torch.ones(2), "ids": torch.arange(3)}
-    moment = BadStep(row, [(batch, None, "Ada")], {}, "fp32", "cpu", private=True)
-    writer = IncidentWriter(tmp_path, keep=1, max_bytes=2**20, weights=True, environment={})
-    path = writer.capture(make("mlp-batchnorm"), moment)
-    assert path is not None
-    assert b"Ada" not in (path / "incident.json").read_bytes()
-    incident = open_incident(path)
-    assert incident.record.problems == ("batch.0: a private batch cannot be saved",)
-    [micro] = incident.record.micro_batches
-    assert micro.summary == ("float32[2]: 0 NaN, 0 infinite", "int64[3]")
-    assert not any(name.startswith("batch") for name in incident.names)
-    assert incident.record.weights
-
-
 def test_a_step_that_is_bad_on_every_rank_is_written_by_a_few_that_name_all(tmp_path: Path) -> None:
     everyone = tuple(range(32))
     row = StepRow(

@@ -17,8 +17,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from halfguard.errors import RecordError, UsageError
-from halfguard.guard.config import GuardConfig
-from halfguard.guard.guard import Guard
 from halfguard.precision.emulation import emulate_autocast
 from halfguard.precision.islands import (
     fp32_island,
@@ -372,23 +370,6 @@ def test_apply_plan_from_a_file_and_through_wrappers(tmp_path: Any, seed: object
     wrapped = Wrapper(Net())
     assert apply_plan(wrapped, str(file)) == ["module.square"]
     assert is_island(wrapped.module.square)  # type: ignore[arg-type]
-
-
-def test_the_guard_applies_the_plan_of_its_config(tmp_path: Any, seed: object) -> None:
-    file = tmp_path / "plan.yaml"
-    PrecisionPlan(islands=(Island(module="square"),)).save(file)
-    net = Net()
-    with torch.no_grad():
-        net.first.weight.mul_(2000)
-    config = GuardConfig(plan=str(file))
-    guard = Guard(net, torch.optim.SGD(net.parameters(), lr=1e-12), config)
-    loss = lambda model, x: torch.tanh(model.square(model.first(x)).float()).sum()  # noqa: E731
-    assert guard.step(loss, torch.randn(3, 4)).applied
-    bare = Net()
-    with torch.no_grad():
-        bare.first.weight.mul_(2000)
-    with torch.autocast(chosen_device().type, torch.float16):
-        assert not bare.square(bare.first(torch.randn(3, 4))).isfinite().all()
 
 
 def test_a_plan_survives_yaml_and_json() -> None:

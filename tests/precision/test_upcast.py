@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from halfguard.errors import UsageError
 from halfguard.precision.upcast import half_state_dict, upcast_trainable
+from tests.checkpoints.helper import Tied
 from tests.support.devices import chosen_device
 
 
@@ -97,21 +98,11 @@ def test_an_optimizer_built_before_keeps_its_parameters_and_its_state_can_be_cas
     assert not torch.equal(before, model.weight)
 
 
-class Evaluated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(5, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.head = nn.Linear(4, 5, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("empty", torch.zeros(0))
-
-
 def test_a_half_checkpoint_is_loaded_by_evaluation(seed: object, tmp_path: Path) -> None:
-    model = Evaluated()
+    model = Tied()
     torch.save(half_state_dict(model), tmp_path / "half.pt")
     saved = torch.load(tmp_path / "half.pt", weights_only=True)
-    other = Evaluated()
+    other = Tied()
     other.load_state_dict(saved)
     assert saved["norm.num_batches_tracked"].dtype is torch.int64
     assert saved["embed.weight"].data_ptr() == saved["head.weight"].data_ptr()
@@ -137,7 +128,7 @@ def test_a_half_checkpoint_is_a_copy(seed: object) -> None:
 )
 @pytest.mark.parametrize("name", ["embed.weight", "norm.running_var"])
 def test_nothing_poisoned_is_saved(seed: object, name: str, value: float, said: str) -> None:
-    model = Evaluated()
+    model = Tied()
     model.state_dict()[name].view(-1)[1] = value
     with pytest.raises(UsageError) as caught:
         half_state_dict(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from tests.support.devices import place
 
 FEATURES, CLASSES, ROWS = 8, 4, 16
 Batch = tuple[Tensor, Tensor]
+RETRY: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
+HEAL = RETRY | {"heal": {}}
 
 
 @dataclass(frozen=True)

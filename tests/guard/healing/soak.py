@@ -19,8 +19,8 @@ import halfguard as hg
 from halfguard.guard.guard import Guard
 from halfguard.records import Cause
 from halfguard.step.random_state import seeded
+from tests.guard.healing.jobs import HEAL, RETRY
 
-RETRY: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
 LAST = 40  # steps that the final loss is the mean of
 
 
@@ -78,7 +78,7 @@ def main() -> None:
         ]
         for seed in range(min(seeds, 3)):
             retried = train(planted.job, seed, RETRY, steps)
-            healed = train(planted.job, seed, RETRY | {"heal": {}}, steps)
+            healed = train(planted.job, seed, HEAL, steps)
             # The seed makes the data too, so a run is compared with FP32 of the same seed.
             within = abs(healed.loss - wide[seed]) <= max(wide) - min(wide)
             good = healed.islands and not healed.failed_after and within

@@ -25,7 +25,9 @@ from tests.guard.healing import soak
 from tests.guard.healing.jobs import (
     BY_NAME,
     FEATURES,
+    HEAL,
     JOBS,
+    RETRY,
     Batch,
     Cubes,
     Job,
@@ -37,9 +39,6 @@ from tests.guard.helper import frozen, islands, same
 from tests.support.devices import place
 
 pytestmark = pytest.mark.usefixtures("device", "seed")
-
-RETRY: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
-HEAL = RETRY | {"heal": {}}
 
 
 def train(job: Job, config: Any, steps: int = 40, **options: Any) -> tuple[Guard, list[Action]]:
@@ -564,7 +563,7 @@ def test_audit_without_heal_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", PERIODIC, ids=lambda planted: planted.name)
 def test_the_module_at_fault_is_healed(planted: Periodic) -> None:
-    run = soak.train(planted.job, 0, RETRY | {"heal": {}}, 4 * planted.every + 2)
+    run = soak.train(planted.job, 0, HEAL, 4 * planted.every + 2)
     assert run.modules == (planted.module,)
     assert len(run.islands) == 1
     assert run.failed_forward == 3
@@ -581,7 +580,7 @@ def test_heal_says_why_it_cannot_help_a_model_with_its_own_autocast(
 
     torch.manual_seed(0)
     model = OwnAutocast(4, 4)
-    config = {"precision": "fp32", "skip": {"on_nonfinite": "retry_fp32"}, "heal": {}}
+    config = HEAL | {"precision": "fp32"}
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=1e-9), config)
     for _ in range(3):
         guard.step(lambda model, x: model(x).float().square().mean(), torch.full((8, 4), 100.0))

@@ -14,13 +14,20 @@ from halfguard.guard.guard import Guard
 from halfguard.guard.hosted import HostedGuard
 from halfguard.precision_names import Precision
 from halfguard.records import Action
-from tests.guard.healing.jobs import BY_NAME, ConvNet, Cubes, Job, Plain, energy_loss, loss_fn
+from tests.guard.healing.jobs import (
+    BY_NAME,
+    HEAL,
+    RETRY,
+    ConvNet,
+    Cubes,
+    Job,
+    Plain,
+    energy_loss,
+    loss_fn,
+)
 from tests.guard.helper import islands
 
 pytestmark = pytest.mark.usefixtures("seed")
-
-RETRY: dict[str, Any] = {"skip": {"on_nonfinite": "retry_fp32"}}
-HEAL = RETRY | {"heal": {}}
 
 
 def train(model: nn.Module, work: hg.Workload, config: Any, steps: int) -> list[Action]:

@@ -9,11 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from halfguard.formats import FP16
-from halfguard.investigation.advice import (
-    advise,
-    advise_on_mask,
-    describe_place,
-)
+from halfguard.investigation.advice import advise, advise_on_mask, describe_place
 from halfguard.investigation.misuse import Crash
 from halfguard.investigation.passes import (
     HALF_NAMES,

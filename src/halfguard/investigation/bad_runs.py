@@ -15,12 +15,7 @@ from halfguard.investigation.cures import (
     untried,
 )
 from halfguard.investigation.misuse import Crash, misuse_cures
-from halfguard.investigation.passes import (
-    Event,
-    PassResult,
-    TrialPlan,
-    TrialResult,
-)
+from halfguard.investigation.passes import Event, PassResult, TrialPlan, TrialResult
 from halfguard.investigation.proof import (
     Proven,
     can_patch,

@@ -7,22 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from halfguard.investigation.advice import describe_place
-from halfguard.investigation.cures import (
-    keep_each,
-    keep_in_fp32,
-    list_fallbacks,
-    untried,
-)
+from halfguard.investigation.cures import keep_each, keep_in_fp32, list_fallbacks, untried
 from halfguard.investigation.high_rate import lower_rate
 from halfguard.investigation.lost_gradients import confirm_lost_gradients
 from halfguard.investigation.misuse import cures_of
-from halfguard.investigation.passes import (
-    Event,
-    Misused,
-    PassResult,
-    TrialKind,
-    TrialPlan,
-)
+from halfguard.investigation.passes import Event, Misused, PassResult, TrialKind, TrialPlan
 from halfguard.investigation.proof import (
     SOON_SECONDS,
     Proven,

@@ -6,14 +6,8 @@ import contextlib
 import math
 
 from halfguard.investigation.advice import describe_place
-from halfguard.investigation.cures import (
-    untried,
-)
-from halfguard.investigation.passes import (
-    Misused,
-    PassResult,
-    Place,
-)
+from halfguard.investigation.cures import untried
+from halfguard.investigation.passes import Misused, PassResult, Place
 from halfguard.investigation.printed_numbers import worse_numbers
 from halfguard.investigation.proof import Proven, prove, run_patched
 from halfguard.investigation.reference import OVER, Reference, end_of

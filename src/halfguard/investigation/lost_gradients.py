@@ -8,12 +8,7 @@ from pathlib import Path
 
 import torch
 
-from halfguard.investigation.passes import (
-    Event,
-    Misused,
-    PassResult,
-    TrialPlan,
-)
+from halfguard.investigation.passes import Event, Misused, PassResult, TrialPlan
 from halfguard.investigation.script_passes import Investigation
 from halfguard.investigation.trying import relative_error
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from halfguard.investigation.passes import (
-    Event,
-    PassResult,
-)
+from halfguard.investigation.passes import Event, PassResult
 from halfguard.investigation.printed_numbers import compare_last, farther, is_as_good
 from halfguard.investigation.reference import Reference
 from halfguard.investigation.script_passes import Investigation, Patched

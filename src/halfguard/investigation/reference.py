@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from halfguard.investigation.passes import (
-    Event,
-    PassResult,
-)
+from halfguard.investigation.passes import Event, PassResult
 from halfguard.investigation.script_passes import Investigation, Patched
 from halfguard.records.autopsy import ReplayTrial
 from halfguard.records.script_answer import InFP32

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from halfguard.investigation.passes import Misused, PassResult
-from halfguard.investigation.printed_numbers import (
-    is_beyond_noise,
-    last_numbers,
-    worse_numbers,
-)
+from halfguard.investigation.printed_numbers import is_beyond_noise, last_numbers, worse_numbers
 from halfguard.investigation.reference import quarters_of
 from halfguard.investigation.script_passes import Investigation, Patched
 

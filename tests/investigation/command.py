@@ -12,9 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from halfguard.investigation.one_pass import run_pass
+from halfguard.investigation.passes import PassResult, read_result
 from halfguard.records.script_answer import ScriptAnswer
+from tests.repairs.patched_script import first_pass
 from tests.support.docs import ROOT
-from tests.support.forks import forked_python, group_of
+from tests.support.forks import FORKED, forked_python, group_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -45,14 +48,37 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
 
+def answer_of(*command: str, cwd: Path, real: bool = False) -> ScriptAnswer:
+    """Run the command, and return its answer."""
+    done = why("--json", *command, cwd=cwd, real=real)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return ScriptAnswer.from_json(done.stdout)
+
+
 def ask(
     name: str, folder: Path, *arguments: str, options: tuple[str, ...] = (), real: bool = False
 ) -> ScriptAnswer:
     """Copy a script into a folder, run the command there, and return its answer."""
     shutil.copy2(SCRIPTS / name, folder / name)
-    done = why(*options, "--json", name, *arguments, cwd=folder, real=real)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    return ScriptAnswer.from_json(done.stdout)
+    return answer_of(*options, name, *arguments, cwd=folder, real=real)
+
+
+def ask_about(text: str, folder: Path) -> ScriptAnswer:
+    """Write a script into a folder, run the command there, and return its answer."""
+    (folder / "train.py").write_text(text, "utf-8")
+    return answer_of("train.py", cwd=folder)
+
+
+def run_one_pass(text: str, folder: Path, **facts: object) -> PassResult:
+    """Run the first pass of a script, or one with other facts, in a process of its own."""
+    (folder / "train.py").write_text(text, "utf-8")
+    plan = first_pass(folder / "train.py").model_copy(update=facts)
+    process = FORKED.Process(target=run_pass, args=(plan,))
+    process.start()
+    process.join()
+    result = read_result(folder / "answer.json")
+    assert result is not None
+    return result
 
 
 def culprit_line(name: str) -> int:

@@ -1,13 +1,20 @@
-"""The script of tests of patches, in the folder that is the current one."""
+"""The script of tests of patches, and a bus whose sensors are on torch for the time of a test."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
+from halfguard.investigation.bus import HookBus
+from tests.repairs.conftest import script
+
+__all__ = ["bus", "script"]
+
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "train.py"
+def bus() -> Iterator[HookBus]:
+    made = HookBus()
+    made.install()
+    yield made
+    made.remove()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,13 +33,11 @@ class Tracker(nn.Module):
 
 
 @pytest.fixture
-def places() -> Iterator[MadePlaces]:
+def places(bus: HookBus) -> MadePlaces:
     """Return what listens to modules and casts, for the time of a test."""
-    made, bus = MadePlaces(first_pass(HERE)), HookBus()
+    made = MadePlaces(first_pass(HERE))
     bus.listen(made)
-    bus.install()
-    yield made
-    bus.remove()
+    return made
 
 
 def found(places: MadePlaces, module: nn.Module) -> tuple[Misused, ...]:

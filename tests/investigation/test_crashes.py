@@ -9,11 +9,10 @@ import pytest
 
 from halfguard.investigation.misuse import Crash, crash_place
 from halfguard.investigation.passes import Made
-from halfguard.records.script_answer import ScriptAnswer
 from halfguard.repairs.applying import apply_patch
 from halfguard.report.markdown import to_markdown
 from halfguard.report.script_answer import script_answer_page
-from tests.investigation.command import SCRIPTS, ask, why
+from tests.investigation.command import SCRIPTS, ask, ask_about, why
 
 
 def crash(error: str, **made: tuple[str, int]) -> Crash:
@@ -81,11 +80,9 @@ for _ in range(3):
 
 
 def test_a_run_with_a_loss_without_a_graph(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(REBUILT.lstrip(), "utf-8")
-    done = why("--json", "train.py", cwd=tmp_path)
-    answer = ScriptAnswer.from_json(done.stdout)
+    answer = ask_about(REBUILT, tmp_path)
     assert answer.code == "HD107"
-    assert "train.py:9:" in answer.advice
+    assert "train.py:10:" in answer.advice
 
 
 @pytest.mark.parametrize(

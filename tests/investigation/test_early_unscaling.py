@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from halfguard.investigation.bus import HookBus
-from halfguard.investigation.early_unscaling import EarlyUnscaling
 from halfguard.investigation.passes import Made, Misused
+from halfguard.investigation.silent_faults import EarlyUnscaling
 
 EVERY = 4
 Loop = Callable[[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler], None]
@@ -46,24 +46,21 @@ def bad_steps_are_dropped(
         scaler.update()
 
 
-def find(run: Loop) -> list[Misused]:
-    bus = HookBus()
+def find(bus: HookBus, run: Loop) -> list[Misused]:
     detector = EarlyUnscaling(bus)
     bus.listen(detector)
-    bus.install()
-    try:
-        with torch.random.fork_rng():
-            model = nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        run(model, optimizer, torch.amp.GradScaler("cpu", init_scale=1024.0))
-    finally:
-        bus.remove()
+    with torch.random.fork_rng():
+        model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run(model, optimizer, torch.amp.GradScaler("cpu", init_scale=1024.0))
     return list(detector.found(Made(), ""))
 
 
 @pytest.mark.parametrize("zeroes", [True, False])
-def test_scaled_gradients_that_are_added_to_unscaled_ones_are_found(zeroes: bool) -> None:
-    (found,) = find(loop(0, zeroes=zeroes))
+def test_scaled_gradients_that_are_added_to_unscaled_ones_are_found(
+    bus: HookBus, zeroes: bool
+) -> None:
+    (found,) = find(bus, loop(0, zeroes=zeroes))
     assert (found.kind, found.code) == ("unscaled early", "HG202")
     assert f"{3 * (EVERY - 1)} later backward passes" in found.sentence
     assert found.place is not None
@@ -71,5 +68,5 @@ def test_scaled_gradients_that_are_added_to_unscaled_ones_are_found(zeroes: bool
 
 
 @pytest.mark.parametrize("run", [loop(EVERY - 1), loop(-1), bad_steps_are_dropped])
-def test_gradients_that_are_unscaled_last_are_right(run: Loop) -> None:
-    assert find(run) == []
+def test_gradients_that_are_unscaled_last_are_right(bus: HookBus, run: Loop) -> None:
+    assert find(bus, run) == []

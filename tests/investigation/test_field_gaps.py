@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -22,12 +21,13 @@ from halfguard.investigation.passes import Event, Few, Made, PassResult, Submodu
 from halfguard.investigation.proof import PROOF, Proven
 from halfguard.investigation.tracking import ExactWatch
 from halfguard.records.autopsy import Culprit
-from halfguard.records.script_answer import ScriptAnswer
 from halfguard.tracing.call_arguments import undispatched
 from halfguard.tracing.called_modules import CalledModules
 from halfguard.tracing.operation_places import ModuleStack
-from tests.investigation.command import why
+from tests.investigation.command import ask_about
 from tests.investigation.test_held_step import THREAD, track
+
+pytestmark = pytest.mark.usefixtures("seed")
 
 LOSS = Event(kind="loss", backward=4, step=4, how="the loss")
 
@@ -38,13 +38,6 @@ def culprit(**facts: Any) -> Culprit:
         "line": 1, "code": "", "dtype": "float16", "inputs": (), "outputs": (),
     }  # fmt: skip
     return Culprit(**(given | facts))
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
 
 
 @pytest.fixture
@@ -133,23 +126,19 @@ def test_memory_that_nobody_has_written_is_no_number(outermost: CodeType) -> Non
     assert watch.headroom.largest == 2.0
 
 
-def test_a_region_that_a_checkpoint_makes_again_is_not_the_users() -> None:
+def test_a_region_that_a_checkpoint_makes_again_is_not_the_users(bus: HookBus) -> None:
     class Regions:
         count = 0
 
         def on_autocast_made(self, _region: Any, _device: str) -> None:
             self.count += 1
 
-    bus, regions, layer = HookBus(), Regions(), nn.Linear(4, 4)
+    regions, layer = Regions(), nn.Linear(4, 4)
     bus.listen(regions)
-    bus.install()
-    try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = checkpoint(layer, torch.ones(2, 4), use_reentrant=False)
-        before = regions.count
-        out.float().sum().backward()
-    finally:
-        bus.remove()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = checkpoint(layer, torch.ones(2, 4), use_reentrant=False)
+    before = regions.count
+    out.float().sum().backward()
     assert before == regions.count
 
 
@@ -210,8 +199,7 @@ for step in range(30):
 
 @pytest.mark.slow
 def test_numbers_that_were_rounded_before_the_step_are_kept_in_fp32(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(EARLY.lstrip(), "utf-8")
-    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    answer = ask_about(EARLY, tmp_path)
     assert answer.outcome == "non-finite value"
     assert answer.in_fp32 == "fine"
     assert answer.cure is not None
@@ -280,8 +268,7 @@ for step in range(30):
 def test_a_constant_loss_scale_is_named_and_half_weights_beside_copies_are_fp32_in_a_trial(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "train.py").write_text(SCALED_BY_HAND)
-    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    answer = ask_about(SCALED_BY_HAND, tmp_path)
     assert "the loss was multiplied by 16384" in answer.reason
     assert "train.py:15: (loss * 16384.0).backward()" in answer.reason
     assert (answer.code, answer.in_fp32) == ("HG611", "fine")
@@ -318,8 +305,7 @@ print(loss.item())
 
 
 def test_a_rewritten_expression_fits_the_next_layer_with_half_weights(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(HALF_WEIGHTS)
-    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    answer = ask_about(HALF_WEIGHTS, tmp_path)
     assert answer.cure is not None
     assert "+        w = torch.softmax(s.float(), -1).half()" in answer.cure.patch
     assert PROOF in answer.cure.trial
@@ -350,8 +336,7 @@ print(loss.item())
 
 
 def test_values_of_a_frozen_model_are_not_data(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TEACHER)
-    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    answer = ask_about(TEACHER, tmp_path)
     assert answer.cure is not None
     assert PROOF in answer.cure.trial
 
@@ -372,8 +357,7 @@ for _ in range(5):
 
 
 def test_the_line_that_reads_nan_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(READS)
-    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    answer = ask_about(READS, tmp_path)
     assert answer.event == "the script read NaN or Inf with item at train.py:12"
     assert answer.culprit is not None
     assert answer.culprit.line == 11
@@ -400,7 +384,6 @@ for step in range(6):
 
 
 def test_a_closure_is_not_the_optimizers_arithmetic(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(CLOSURE)
-    answer = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    answer = ask_about(CLOSURE, tmp_path)
     assert answer.culprit is not None
     assert (answer.culprit.line, answer.culprit.optimizer) == (12, "")

@@ -19,6 +19,7 @@ from halfguard.investigation.passes import (
     PassResult,
     Place,
     Target,
+    TrialKind,
     TrialPlan,
     TrialResult,
 )
@@ -91,12 +92,14 @@ def no_scaler(one: Passes) -> PassResult:
     return seen("no scaler", place, norms=(1e-8, 0.0), sizes=(2, 1), unsure=True)
 
 
-def in_fp32(one: Passes, *gradients: float, differs_at: int | None = None) -> PassResult:
-    """Return a trial in FP32 with these gradients."""
-    file = one.place / "gradients.bin"
+def in_fp32(
+    one: Passes, *gradients: float, differs_at: int | None = None, kind: TrialKind = "fp32"
+) -> PassResult:
+    """Return a trial in FP32, or of another kind, with these gradients."""
+    file = one.place / f"{kind}.gradients"
     file.write_bytes(array("d", gradients).tobytes())
-    good = ReplayTrial(name="FP32", good=True)
-    trial = TrialResult(plan=TrialPlan(name="FP32", kind="fp32"), trial=good, gradients=str(file))
+    good = ReplayTrial(name=kind, good=True)
+    trial = TrialResult(plan=TrialPlan(name=kind, kind=kind), trial=good, gradients=str(file))
     return PassResult(ended="event", trials=(trial,), differs_at=differs_at)
 
 
@@ -127,6 +130,18 @@ def test_small_gradients_are_not_told_if_fp32_does_not_show_that_they_are_lost(
     told, proven = fix_good_run(one, first_run(one, autocast_device="cpu"), no_scaler(one))
     assert told == ()
     assert proven.cure is None
+
+
+@pytest.mark.parametrize(("factor", "told"), [(-1.0, 1), (1.01, 0)])
+def test_gradients_of_the_right_size_and_the_wrong_direction_are_rounding_errors(
+    one: Passes, factor: float, told: int
+) -> None:
+    one.judged["fp32"] = in_fp32(one, *[1e-6] * 4)
+    one.judged["unchanged"] = in_fp32(one, *[1e-6 * factor] * 4, kind="unchanged")
+    place = at(one.folder / "train.py", "backward")
+    kept = seen("no scaler", place, norms=(2e-6 * abs(factor),), sizes=(4,), unsure=True)
+    found, _ = fix_good_run(one, first_run(one, autocast_device="cpu"), kept)
+    assert len(found) == told
 
 
 def test_small_gradients_without_fp16_autocast_are_not_even_tried(one: Passes) -> None:

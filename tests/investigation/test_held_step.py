@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation.one_pass import run_pass
-from halfguard.investigation.passes import Event, PassResult, read_result
-from tests.repairs.patched_script import first_pass
+from halfguard.investigation.passes import Event, PassResult
+from tests.investigation.command import run_one_pass
 from tests.support import standin
-from tests.support.forks import FORKED
 
 pytestmark = pytest.mark.slow
 
@@ -50,15 +48,7 @@ EVENT = Event(
 
 def track(folder: Path, script: str) -> PassResult:
     """Track the bad step of a script in a process of its own, and return its answer."""
-    (folder / "train.py").write_text(script.lstrip(), "utf-8")
-    facts = {"kind": "track", "event": EVENT, "base": str(folder)}
-    plan = first_pass(folder / "train.py").model_copy(update=facts)
-    process = FORKED.Process(target=run_pass, args=(plan,))
-    process.start()
-    process.join()
-    found = read_result(folder / "answer.json")
-    assert found is not None
-    return found
+    return run_one_pass(script, folder, kind="track", event=EVENT)
 
 
 @pytest.mark.parametrize("start", [THREAD, STANDIN], ids=["threads", "accelerator"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,29 +12,23 @@ from benchmarks.digits.cases_of import SCRIPTS, Case, cases
 from torch import Tensor, nn
 
 from halfguard.investigation import lost_digits
-from halfguard.investigation.answering import answer_good_run
 from halfguard.investigation.bus import HookBus
 from halfguard.investigation.inspecting import choose_passes, choose_taped
 from halfguard.investigation.lost_digits import LostDigits
-from halfguard.investigation.passes import Made, Misused, PassResult, Target
-from halfguard.investigation.proof import Proven
+from halfguard.investigation.passes import Made, Misused, PassResult
 from halfguard.records.rounding import LineInFloat
-from halfguard.records.script_answer import ScriptAnswer
 from halfguard.tracing.called_modules import CalledModules
-from tests.investigation.command import why
+from tests.investigation.command import answer_of
 
 pytestmark = pytest.mark.usefixtures("seed")
 
 
 @pytest.fixture
-def detector() -> Iterator[LostDigits]:
-    bus = HookBus()
-    bus.install()
+def detector(bus: HookBus) -> Iterator[LostDigits]:
     one = LostDigits(bus, CalledModules(), train.__code__)
     bus.listen(one)
     yield one
     one.end()
-    bus.remove()
 
 
 def train(loss_of: Callable[[nn.Module, Tensor], Tensor], detector: LostDigits) -> list[Misused]:
@@ -93,43 +86,21 @@ def test_the_taped_step_is_none_of_the_audited_ones() -> None:
     assert choose_taped((0, 1, 2)) is None
 
 
-def test_what_cannot_be_compared_with_fp32_is_a_note() -> None:
-    seen = Misused(kind="lost digits", sentence="16-bit rounding at a.py:3.", unsure=True)
-    first = PassResult(ended="finished", backward=10, seconds=500)
-    answer = answer_good_run(
-        Target(name="a.py"),
-        first,
-        PassResult(ended="finished", misuse=(seen,)),
-        (),
-        proven=Proven(),
-        log="",
-        shared=(),
-    )
-    assert answer.outcome == "nothing bad"
-    assert "ran for 500 s. halfguard compares it with FP32 only" in answer.notes[0]
-    assert answer.notes[1] == "Not tested: 16-bit rounding at a.py:3."
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(cases(SCRIPTS)), ids=lambda case: case.name)
 def test_why_names_the_line_of_a_silent_script(case: Case, tmp_path: Path) -> None:
     shutil.copy(case.file, tmp_path)
-    done = why("--json", case.file.name, cwd=tmp_path)
-    answer = ScriptAnswer.from_json(done.stdout)
+    answer = answer_of(case.file.name, cwd=tmp_path)
     told = answer.advice if answer.cure is None else answer.cure.sentence
     assert (answer.outcome, answer.code) == ("trains wrongly", "HG619")
     assert f"16-bit rounding at {case.file.name}:{case.guilty} " in told
 
 
 def test_a_line_that_costs_next_to_nothing_is_not_blamed(detector: LostDigits) -> None:
-    kept: dict[str, Any] = {
-        "place": "train.py:3",
-        "code": "y",
-        "by": "gradient",
-        "cost": 3.0,
-        "must": 1.0,
-    }
-    detector._found = (LineInFloat(**kept, before=2.8, after=2.79),)
+    line = LineInFloat(
+        place="train.py:3", code="y", by="gradient", cost=3.0, must=1.0, before=2.8, after=2.79
+    )
+    detector._found = (line,)
     assert not list(detector.found(Made(), ""))
-    detector._found = (LineInFloat(**kept, before=2.8, after=1.4),)
+    detector._found = (line.model_copy(update={"after": 1.4}),)
     assert [one.place for one in detector.found(Made(), "")] == [("train.py", 3)]

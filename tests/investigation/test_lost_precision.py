@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,10 +10,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from halfguard.investigation.bus import BackwardCall, HookBus
-from halfguard.investigation.detectors import RoundedIntegers, SmallGradients
+from halfguard.investigation.bus import HookBus
+from halfguard.investigation.detectors import RoundedIntegers
 from halfguard.investigation.lost_updates import LostUpdates
 from halfguard.investigation.passes import Made, Misused
+
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 class Looking(TorchDispatchMode):
@@ -54,13 +56,6 @@ def test_positions_that_become_equal_are_told(
     assert bool([*looking.positions.found(Made(), "")]) is rounded
 
 
-@pytest.fixture
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
 class Own(torch.optim.SGD):
     """An optimizer of the user, which may keep FP32 weights of its own."""
 
@@ -94,7 +89,6 @@ def linear(dtype: torch.dtype, value: float = 1.0) -> nn.Linear:
     return net.to(dtype)
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_updates_that_are_lost_in_every_step_are_told(dtype: torch.dtype) -> None:
     (told,) = train(linear(dtype), [1e-7] * 3)
@@ -103,7 +97,6 @@ def test_updates_that_are_lost_in_every_step_are_told(dtype: torch.dtype) -> Non
     assert f"torch.{told.dtype}" == str(dtype)
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(
     ("dtype", "rates"),
     [
@@ -119,12 +112,10 @@ def test_updates_that_are_not_lost_are_not_told(dtype: torch.dtype, rates: list[
     assert train(linear(dtype), rates) == ()
 
 
-@pytest.mark.usefixtures("seeded")
 def test_steps_of_another_optimizer_are_not_judged() -> None:
     assert train(linear(torch.float16), [1e-7] * 3, Own) == ()
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(("large", "unsure"), [(4, [False]), (16, [True]), (48, [True])])
 def test_updates_are_called_lost_if_nine_tenths_are_and_perhaps_if_half_or_a_whole_tensor_are(
     large: int, unsure: list[bool]
@@ -135,7 +126,6 @@ def test_updates_are_called_lost_if_nine_tenths_are_and_perhaps_if_half_or_a_who
     assert [told.unsure for told in train(net, [1e-5] * 3)] == unsure
 
 
-@pytest.mark.usefixtures("seeded")
 def test_a_tensor_that_never_moves_is_told_beside_others_that_learn() -> None:
     net = linear(torch.float16)
     nn.init.constant_(net.weight, 1e-4)
@@ -146,7 +136,6 @@ def test_a_tensor_that_never_moves_is_told_beside_others_that_learn() -> None:
     assert train(net, [1e-5] * 3) == ()
 
 
-@pytest.mark.usefixtures("seeded")
 def test_elements_without_a_gradient_do_not_count() -> None:
     layer = linear(torch.float16)
     with torch.no_grad():
@@ -166,46 +155,15 @@ class Words(nn.Embedding):
         return super().forward(torch.tensor([1, 1, 2])) + input[:3]
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(("rate", "lost"), [(1e-9, True), (1.0, False)])
 def test_sparse_gradients_are_counted_too(rate: float, lost: bool) -> None:
     assert bool(train(Words().half(), [rate] * 3)) is lost
 
 
-@pytest.fixture
-def small() -> Iterator[SmallGradients]:
-    bus = HookBus()
-    sensor = SmallGradients(bus)
-    bus.listen(sensor)
-    bus.install()
-    yield sensor
-    bus.remove()
-
-
-SPARSE = torch.sparse_coo_tensor(
-    torch.tensor([[0, 0, 3]]), torch.full((3,), 1e-9), (5,), check_invariants=True
-)
-
-
-@pytest.mark.parametrize("gradient", [torch.full((4,), 1e-9), SPARSE])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, None])
-def test_small_gradients_are_told_under_fp16_autocast_alone(
-    small: SmallGradients, gradient: torch.Tensor, dtype: torch.dtype | None
-) -> None:
-    with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-        loss = torch.ones(())
-    call = BackwardCall([loss], [loss], scaled=False, accumulates=True)
-    for _ in range(4):
-        small.look(call, [gradient])
-    assert bool([*small.found(Made(), "")]) is (dtype is torch.float16)
-
-
 @pytest.mark.parametrize("rate", [0.0, torch.tensor(0.0)])
-def test_a_learning_rate_of_0_loses_no_updates(rate: float | torch.Tensor) -> None:
-    bus = HookBus()
+def test_a_learning_rate_of_0_loses_no_updates(bus: HookBus, rate: float | torch.Tensor) -> None:
     updates = LostUpdates(bus)
     bus.listen(updates)
-    bus.install()
     frozen, weight = (torch.ones(8, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     groups: list[dict[str, Any]] = [{"params": [frozen], "lr": rate}, {"params": [weight]}]
     optimizer = torch.optim.SGD(groups, lr=1.0)
@@ -213,7 +171,6 @@ def test_a_learning_rate_of_0_loses_no_updates(rate: float | torch.Tensor) -> No
         (frozen * weight).float().sum().backward()
         updates.is_on = True
         optimizer.step()
-    bus.remove()
     assert not [*updates.found(Made(), "")]
     assert list(updates._lost.values()) == [[(0, 8)] * 3]
 

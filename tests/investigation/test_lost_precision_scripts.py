@@ -9,7 +9,7 @@ import pytest
 
 from halfguard.investigation.proof import PROOF
 from halfguard.records.script_answer import ScriptAnswer
-from tests.investigation.command import why
+from tests.investigation.command import answer_of, ask_about
 
 pytestmark = pytest.mark.slow
 
@@ -132,8 +132,7 @@ def ask_changed(folder: Path, text: str, changes: Changes) -> ScriptAnswer:
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    (folder / "train.py").write_text(text.lstrip(), "utf-8")
-    return ScriptAnswer.from_json(why("--json", "train.py", cwd=folder).stdout)
+    return ask_about(text, folder)
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -148,7 +147,7 @@ def test_what_is_lost_is_told_with_a_patch_after_which_it_is_not(tmp_path: Path,
         assert line in answer.cure.patch
     (tmp_path / "change.diff").write_text(answer.cure.patch + "\n")
     subprocess.run(["patch", "-p1", "-i", "change.diff"], cwd=tmp_path, check=True)
-    after = ScriptAnswer.from_json(why("--json", "train.py", cwd=tmp_path).stdout)
+    after = answer_of("train.py", cwd=tmp_path)
     assert (after.outcome, after.cure, after.advice) == ("nothing bad", None, "")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfguard.records.script_answer import ScriptAnswer
-from tests.investigation.command import SCRIPTS, ask, why
+from tests.investigation.command import SCRIPTS, ask, ask_about
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +29,7 @@ def test_a_loop_that_uses_its_scaler_rightly_gets_no_advice(tmp_path: Path) -> N
     named += "    torch.nn.utils.clip_grad_value_(parameters=model.parameters(), clip_value=1.0)"
     right = right.replace(clip, f"    scaler.unscale_(optimizer)\n{named}")
     right += "assert not torch.isnan(input=loss)\n"
-    (tmp_path / "right.py").write_text(right, "utf-8")
-    answer = ScriptAnswer.from_json(why("--json", "right.py", cwd=tmp_path).stdout)
+    answer = ask_about(right, tmp_path)
     assert answer.outcome == "nothing bad"
     assert answer.advice == ""
 
@@ -45,8 +44,7 @@ def test_clipping_of_another_network_without_a_scaler_is_not_blamed(tmp_path: Pa
     two = (SCRIPTS / "clips_scaled.py").read_text("utf-8").replace("2.0**30", "2.0**10")
     plain = "critic = nn.Linear(8, 1); critic(x).mean().backward()\n    torch.nn.utils.clip_grad_norm_(critic"
     two = two.replace("torch.nn.utils.clip_grad_norm_(model", plain)
-    (tmp_path / "two.py").write_text(two, "utf-8")
-    answer = ScriptAnswer.from_json(why("--json", "two.py", cwd=tmp_path).stdout)
+    answer = ask_about(two, tmp_path)
     assert answer.outcome == "nothing bad"
     assert "clipped" not in answer.advice
 
@@ -105,8 +103,7 @@ TOLD = {
 def ask_loop(folder: Path, old: str, new: str) -> ScriptAnswer:
     """Ask about the loop after a change."""
     assert old in LOOP
-    (folder / "train.py").write_text(LOOP.replace(old, new).lstrip(), "utf-8")
-    return ScriptAnswer.from_json(why("--json", "train.py", cwd=folder).stdout)
+    return ask_about(LOOP.replace(old, new), folder)
 
 
 @pytest.mark.parametrize("kind", CHANGES)
@@ -167,11 +164,10 @@ for step in range(24):
 def test_an_error_that_the_script_catches_in_every_step_is_told(
     tmp_path: Path, value: str, is_caught: bool
 ) -> None:
-    (tmp_path / "caught.py").write_text(CAUGHT.replace("VALUE", value), "utf-8")
-    answer = ScriptAnswer.from_json(why("--json", "caught.py", cwd=tmp_path).stdout)
+    answer = ask_about(CAUGHT.replace("VALUE", value), tmp_path)
     assert answer.outcome == ("trains wrongly" if is_caught else "nothing bad")
     if is_caught:
         assert (answer.code, answer.backward) == ("HG101", 0)
         assert "24 times and did not train" in answer.cure.sentence
-        assert "caught.py:13: y = net(x)" in answer.cure.sentence
+        assert "train.py:13: y = net(x)" in answer.cure.sentence
         assert "+            y = net(x).masked_fill(x[:, :4] > 2, torch.finfo(" in answer.cure.patch

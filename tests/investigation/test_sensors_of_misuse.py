@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from halfguard.investigation.one_pass import run_pass
-from halfguard.investigation.passes import PassResult, read_result
-from tests.repairs.patched_script import first_pass
-from tests.support.forks import FORKED
+from halfguard.investigation.passes import PassResult
+from tests.investigation.command import run_one_pass
 
 pytestmark = pytest.mark.slow
 
@@ -33,15 +31,9 @@ def loss_of(a=x, b=y):
 """
 
 
-def sense(folder: Path, lines: str, *, start: str = START) -> PassResult:
-    """Run the first pass of a script in a process of its own, and return its answer."""
-    (folder / "train.py").write_text(f"{start.lstrip()}{lines.strip()}\n", "utf-8")
-    process = FORKED.Process(target=run_pass, args=(first_pass(folder / "train.py"),))
-    process.start()
-    process.join()
-    result = read_result(folder / "answer.json")
-    assert result is not None
-    return result
+def sense(folder: Path, lines: str) -> PassResult:
+    """Run the first pass of a script, and return its answer."""
+    return run_one_pass(f"{START}{lines.strip()}\n", folder)
 
 
 def kinds(folder: Path, body: str) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,14 +17,6 @@ from halfguard.investigation.silent_faults import (
     StaleCasts,
     ZeroGradients,
 )
-
-
-@pytest.fixture
-def bus() -> Iterator[HookBus]:
-    made = HookBus()
-    made.install()
-    yield made
-    made.remove()
 
 
 def sentences(detector: Detector) -> list[str]:

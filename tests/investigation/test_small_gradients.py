@@ -16,9 +16,14 @@ SMALL, LARGE = 1e-9, 1.0
 
 
 def run(
-    factors: Iterable[float], *, scaled: bool = False, scaler: object = None, sparse: bool = False
+    factors: Iterable[float],
+    *,
+    scaled: bool = False,
+    scaler: object = None,
+    sparse: bool = False,
+    dtype: torch.dtype | None = torch.float16,
 ) -> tuple[Misused, ...]:
-    """Train with losses of these sizes under FP16 autocast, and return what the sensor tells."""
+    """Train with losses of these sizes under autocast, and return what the sensor tells."""
     bus = HookBus(scaler=scaler)
     sensor = SmallGradients(bus)
     with torch.random.fork_rng():
@@ -27,9 +32,10 @@ def run(
         layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
         parameters = [*words.parameters(), *layers.parameters()]
         for factor in factors:
-            with torch.autocast("cpu", dtype=torch.float16) as region:
+            kind = dtype or torch.float16
+            with torch.autocast("cpu", dtype=kind, enabled=dtype is not None) as region:
                 sensor.on_autocast_entered(region)
-                out = layers(words(torch.arange(8)))
+                out = layers(words(torch.arange(16) // 2))
             loss = (out * factor).float().mean()
             loss.backward()
             sensor.look(BackwardCall([loss], [loss], scaled, accumulates=True), _take(parameters))
@@ -75,6 +81,11 @@ def test_other_gradients_are_not_told(factors: list[float]) -> None:
 def test_a_scaler_that_is_there_is_respected() -> None:
     assert run([SMALL] * 7, scaled=True) == ()
     assert run([SMALL] * 7, scaler=torch.amp.GradScaler("cpu")) == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, None])
+def test_small_gradients_are_told_under_fp16_autocast_alone(dtype: torch.dtype | None) -> None:
+    assert run([SMALL] * 7, dtype=dtype) == ()
 
 
 def test_sparse_gradients_are_left_to_the_others() -> None:

@@ -9,8 +9,7 @@ import pytest
 from halfguard.investigation.cures import keep_each
 from halfguard.investigation.printed_numbers import is_beyond_noise, numbers, worse_numbers
 from halfguard.investigation.worse_than_fp32 import Shortfall
-from halfguard.records.script_answer import ScriptAnswer
-from tests.investigation.command import why
+from tests.investigation.command import ask_about
 
 # The variance of large counts overflows in a checkpoint that is saved in half, after the last step.
 DEPLOYED_IN_HALF = """
@@ -57,14 +56,9 @@ for step in range(12):
 """
 
 
-def ask(script: str, folder: Path) -> ScriptAnswer:
-    (folder / "train.py").write_text(script)
-    return ScriptAnswer.from_json(why("--json", "train.py", cwd=folder).stdout)
-
-
 @pytest.mark.slow
 def test_a_fault_after_the_last_step_is_found_by_what_the_script_prints(tmp_path: Path) -> None:
-    answer = ask(DEPLOYED_IN_HALF, tmp_path)
+    answer = ask_about(DEPLOYED_IN_HALF, tmp_path)
     assert answer.outcome == "trains wrongly"
     assert answer.cure is not None
     assert "deployed accuracy" in answer.cure.sentence
@@ -73,7 +67,7 @@ def test_a_fault_after_the_last_step_is_found_by_what_the_script_prints(tmp_path
 
 @pytest.mark.slow
 def test_a_learning_rate_that_is_too_high_in_any_precision(tmp_path: Path) -> None:
-    answer = ask(TOO_FAST, tmp_path)
+    answer = ask_about(TOO_FAST, tmp_path)
     assert answer.outcome == "trains wrongly"
     assert answer.cure is not None
     assert "learning rate of 5 is too high" in answer.cure.sentence

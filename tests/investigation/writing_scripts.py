@@ -1,4 +1,4 @@
-"""Twenty scripts that write, each in its own way: ``scripts/soak writes [NAME ...] [--one-pass]``.
+"""Scripts that write, each in its own way: ``scripts/soak writes [NAME ...] [--one-pass]``.
 
 Each has a bad number after it has written, so all passes of ``halfguard why`` run: the first one, the one
 that tracks, the trials, and the proof of the patch. With ``--one-pass`` only the first one runs, of scripts
@@ -74,6 +74,10 @@ WRITES = {
     "log": "import logging; logging.basicConfig(filename='run.log'); logging.warning('x')",
     "process": "import subprocess; subprocess.run(['sh', '-c', 'echo x >> notes.txt; rm -r old'])",
     "moves into a folder": "import shutil; shutil.move('notes.txt', 'old/notes.txt')",
+    "low level": "import os; d = os.open('large.bin', os.O_WRONLY); os.write(d, b'low'); os.close(d)",
+    "changes times": "import os; os.utime('large.bin', (1, 1))",
+    "touches": "from pathlib import Path; Path('notes.txt').touch()",
+    "makes a link": "import os; os.symlink('notes.txt', 'link')",
 }
 
 
@@ -113,7 +117,7 @@ def _run_one_pass(name: str, folder: Path) -> str:
     place.mkdir()
     one = Investigation(Target(name="train.py"), folder, place, lambda *_: None, copy=copied)
     result = one.run("sense", "running")
-    return f"{result.ended} {result.error}".strip()
+    return " ".join((result.ended, result.error, *result.outside)).strip()
 
 
 def _ask(folder: Path) -> str:

@@ -50,7 +50,7 @@ from torch.optim.optimizer import (
 )
 
 from halfguard.errors import UsageError
-from halfguard.investigation.scaled_losses import ScaledLosses
+from halfguard.investigation.scaled_losses import ScaledLosses, nodes_behind
 from halfguard.precision.modes import HALF_DTYPES
 from halfguard.replaying.function_modes import Place
 from halfguard.step.installed import is_installed
@@ -514,17 +514,8 @@ def raise_if_unsupported() -> None:
 
 def _leaves_of(outputs: list[Tensor]) -> list[Tensor]:
     """Return the tensors that a backward pass gives gradients to."""
-    waiting = [output.grad_fn for output in outputs]
-    seen, found = set[Any](), list[Tensor]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(variable := getattr(node, "variable", None), Tensor):
-            found.append(variable)
-        waiting += [following for following, _ in node.next_functions]
-    return found
+    found = (getattr(node, "variable", None) for node in nodes_behind(outputs))
+    return [variable for variable in found if isinstance(variable, Tensor)]
 
 
 def _has_skipped(scaler: Any, optimizer: Any) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+
+import torch
 
 from halfguard.investigation.advice import describe_place
 from halfguard.investigation.cures import keep_each, keep_in_fp32, list_fallbacks, untried
 from halfguard.investigation.high_rate import lower_rate
-from halfguard.investigation.lost_gradients import confirm_lost_gradients
 from halfguard.investigation.misuse import cures_of
 from halfguard.investigation.passes import Event, Misused, PassResult, TrialKind, TrialPlan
 from halfguard.investigation.proof import (
@@ -23,10 +25,12 @@ from halfguard.investigation.proof import (
 )
 from halfguard.investigation.reference import FURTHER, OVER, Reference, run_reference
 from halfguard.investigation.script_passes import Investigation, Patched
-from halfguard.investigation.trying import CALIBRATED
+from halfguard.investigation.trying import CALIBRATED, read_gradients, relative_error
 from halfguard.investigation.worse_than_fp32 import Shortfall, ends_of, find_shortfall
 from halfguard.records.autopsy import Cure
 
+_KEPT = 0.8  # of the norm of the gradients in FP32
+_NOISY = 0.5  # relative error of gradients
 _AUDIT_SECONDS = 250.0  # an audit ends by itself a little before
 _FEWEST_STEPS = 3  # which an audit needs to tell anything
 _IN_FP32: tuple[TrialKind, ...] = ("statement", "slice", "function")
@@ -192,7 +196,7 @@ def _confirmed(
 ) -> Iterator[Misused]:
     """Yield what is certain, or what FP32 confirms."""
     if misused.kind == "no scaler":
-        yield from confirm_lost_gradients(one, first, misused)
+        yield from _lost_gradients(one, first, misused)
         return
     half, text = describe_place(first.made.half_weights), misused.sentence
     if misused.kind == "lost updates" and half:
@@ -201,6 +205,39 @@ def _confirmed(
     if worse or not misused.unsure:
         text += f" The run confirms this: {worse}." if worse else ""
         yield misused.model_copy(update={"sentence": text, "unsure": False})
+
+
+def _lost_gradients(one: Investigation, first: PassResult, misused: Misused) -> Iterator[Misused]:
+    """Yield gradients without a scaler, if the same step has others in FP32."""
+    is_off = any(known.kind == "scaler off" for known in first.misuse)  # which tells the same
+    if is_off or not first.made.autocast_device:
+        return
+    event = Event(kind="loss", how="", step=0, backward=misused.backward)
+    found = one.run("judge", "trying FP32", event=event)
+    if not found.trials or found.differs_at is not None or not found.trials[0].gradients:
+        return
+    norms = _norms(found.trials[0].gradients, misused.sizes)
+    pairs = [(half, full) for half, full in zip(misused.norms, norms, strict=False) if full > 0]
+    lost = [full for half, full in pairs if half < _KEPT * full]
+    if len(lost) > len(pairs) / 2 or _is_noise(one, event, found.trials[0].gradients):
+        exponent = min(24, max(4, round(-math.log2(max(norms))) + 3))
+        yield misused.model_copy(update={"scale": 2.0**exponent})
+
+
+def _is_noise(one: Investigation, event: Event, full: str) -> bool:
+    """Return whether gradients that kept their norm are still mostly rounding errors."""
+    same = TrialPlan(name="unchanged", kind="unchanged")
+    found = one.run("judge", "running the step again", event=event, change=same)
+    kept = found.trials[0].gradients if found.trials and found.differs_at is None else ""
+    return (relative_error(kept, full) or 0.0) > _NOISY
+
+
+def _norms(file: str, sizes: tuple[int, ...]) -> list[float]:
+    """Return the norm of each gradient that a trial has kept."""
+    values = read_gradients(file)
+    if sum(sizes) != len(values):
+        return []
+    return [float(one.norm()) for one in torch.split(values, list(sizes))]
 
 
 def _fp32_lines(one: Investigation, misused: Misused) -> Iterator[Cure]:

@@ -7,7 +7,6 @@ or a part of it is found through its graph.
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,11 +42,12 @@ class ScaledLosses:
     def note(self, scaler: Any, scaled: Any, raw: Any) -> None:
         """Note a loss, or a list of them, that a scaler has scaled."""
         for one, before in _pairs(scaled, raw):
-            if one.grad_fn is None:
+            node: Any = one.grad_fn
+            if node is None:
                 self._factors.append(weakref.ref(one))
                 continue
             key = id(one)
-            _metadata(one.grad_fn)[_MARK] = True
+            node.metadata[_MARK] = True
             gone = weakref.ref(one, lambda _, key=key: self._known.pop(key, None))  # type: ignore[misc]
             self._known[key] = Scaled(gone, before, weakref.ref(scaler))
             self._scalers.add(scaler)
@@ -89,25 +89,22 @@ class ScaledLosses:
         return by_hand or _is_marked(outputs)
 
 
-def _metadata(node: Any) -> dict[Any, Any]:
-    """Return what torch keeps with a node, as long as the node lives."""
-    found: dict[Any, Any] = node.metadata
-    return found
+def nodes_behind(outputs: list[Tensor]) -> Iterator[Any]:
+    """Yield the nodes of the graph that made some tensors, each once."""
+    waiting = [output.grad_fn for output in outputs]
+    seen = set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 def _is_marked(outputs: list[Tensor]) -> bool:
     """Return whether the graph of outputs has a marked node, or is too large to know."""
-    waiting = deque(output.grad_fn for output in outputs)
-    seen = set[Any]()
-    while waiting:
-        node = waiting.popleft()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if _MARK in _metadata(node) or len(seen) > _MOST_NODES:
-            return True
-        waiting += [following for following, _ in node.next_functions]
-    return False
+    nodes = enumerate(nodes_behind(outputs))
+    return any(_MARK in node.metadata or index >= _MOST_NODES for index, node in nodes)
 
 
 def _pairs(scaled: Any, raw: Any) -> Iterator[tuple[Tensor, Tensor]]:

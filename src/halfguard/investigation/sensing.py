@@ -31,7 +31,6 @@ from halfguard.investigation.detectors import (
     ScheduleAhead,
     WrongGradients,
 )
-from halfguard.investigation.early_unscaling import EarlyUnscaling
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.numpy_errors import BadRate, NumpyErrors
 from halfguard.investigation.passes import (
@@ -47,6 +46,7 @@ from halfguard.investigation.passes import (
 )
 from halfguard.investigation.silent_faults import (
     DividedTwice,
+    EarlyUnscaling,
     HalfMoments,
     StaleCasts,
     ZeroGradients,

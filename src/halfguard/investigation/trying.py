@@ -159,10 +159,13 @@ def relative_error(one: str, other: str) -> float | None:
     """Return the relative error of all gradients together, as a norm."""
     if not one or not other:
         return None
-    a, b = (
-        torch.frombuffer(bytearray(Path(p).read_bytes()), dtype=torch.float64) for p in (one, other)
-    )
+    a, b = read_gradients(one), read_gradients(other)
     return relative(*squared_difference([a], [b])) if a.shape == b.shape else None
+
+
+def read_gradients(file: str) -> Tensor:
+    """Read the gradients that a trial has kept, one after the other."""
+    return torch.frombuffer(bytearray(Path(file).read_bytes()), dtype=torch.float64)
 
 
 class Approach:

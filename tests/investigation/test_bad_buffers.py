@@ -43,7 +43,7 @@ def places(bus: HookBus) -> MadePlaces:
 def found(places: MadePlaces, module: nn.Module) -> tuple[Misused, ...]:
     """Return what is told of a run that trains the module."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    return places.bad_buffers(places.facts(optimizer))
+    return tuple(places.bad_buffers(places.facts(optimizer)))
 
 
 def line_of(text: str) -> int:

@@ -304,13 +304,6 @@ print(loss.item())
 """
 
 
-def test_a_rewritten_expression_fits_the_next_layer_with_half_weights(tmp_path: Path) -> None:
-    answer = ask_about(HALF_WEIGHTS, tmp_path)
-    assert answer.cure is not None
-    assert "+        w = torch.softmax(s.float(), -1).half()" in answer.cure.patch
-    assert PROOF in answer.cure.trial
-
-
 TEACHER = """
 import torch
 from torch import nn
@@ -335,9 +328,18 @@ print(loss.item())
 """
 
 
-def test_values_of_a_frozen_model_are_not_data(tmp_path: Path) -> None:
-    answer = ask_about(TEACHER, tmp_path)
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        # A rewritten expression fits the next layer with half weights.
+        (HALF_WEIGHTS, "+        w = torch.softmax(s.float(), -1).half()"),
+        (TEACHER, ""),  # values of a frozen model are not data
+    ],
+)
+def test_a_patch_is_proven(tmp_path: Path, script: str, line: str) -> None:
+    answer = ask_about(script, tmp_path)
     assert answer.cure is not None
+    assert line in answer.cure.patch
     assert PROOF in answer.cure.trial
 
 

@@ -24,7 +24,8 @@ def run(
     dtype: torch.dtype | None = torch.float16,
 ) -> tuple[Misused, ...]:
     """Train with losses of these sizes under autocast, and return what the sensor tells."""
-    bus = HookBus(scaler=scaler)
+    bus = HookBus()
+    bus.scaler = scaler
     sensor = SmallGradients(bus)
     with torch.random.fork_rng():
         torch.manual_seed(0)

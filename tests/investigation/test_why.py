@@ -197,7 +197,7 @@ def _write(*options: str) -> dict[str, list[object]]:
 def test_scripts_that_write_leave_the_folder_as_it_was() -> None:
     found = _write("--one-pass")
     assert len(found) == 24
-    assert found == {name: ["finished", []] for name in found}
+    assert found == {name: ["event", []] for name in found}
 
 
 def test_all_passes_of_scripts_that_write_leave_the_folder_as_it_was() -> None:

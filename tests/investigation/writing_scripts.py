@@ -1,8 +1,8 @@
 """Scripts that write, each in its own way: ``scripts/soak writes [NAME ...] [--one-pass]``.
 
 Each has a bad number after it has written, so all passes of ``halfguard why`` run: the first one, the one
-that tracks, the trials, and the proof of the patch. With ``--one-pass`` only the first one runs, of scripts
-without a bad number. Printed as JSON are, by script, how it ended, and what is not byte for byte as before.
+that tracks, the trials, and the proof of the patch. With ``--one-pass`` only the first one runs. Printed as
+JSON are, by script, how it ended, and what is not byte for byte as before.
 """
 
 from __future__ import annotations
@@ -21,21 +21,8 @@ from halfguard.investigation import Target, good_runs, proof
 from halfguard.investigation.investigating import Investigation
 from halfguard.investigation.working_copy import WorkingCopy
 
+# A loop with a bad number in step 2, which a patch of the line prevents; it writes in step 1.
 LOOP = """
-import torch
-from torch import nn
-torch.manual_seed(0)
-net = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for step in range(3):
-    loss = net(torch.randn(8, 4)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-
-# The same with a bad number in step 2, which a patch of the line prevents; it writes in step 1.
-BAD_LOOP = """
 import torch
 from torch import nn
 torch.manual_seed(0)
@@ -52,7 +39,7 @@ for step in range(5):
     optimizer.step()
 """
 
-# What each script does after its loop. notes.txt is small, large.bin is linked, not copied; old is a folder.
+# What each script does. notes.txt is small, large.bin is linked, not copied; old is a folder.
 WRITES = {
     "appends": "open('notes.txt', 'a').write('x')",
     "overwrites": "open('notes.txt', 'w').write('x')",
@@ -102,8 +89,7 @@ def run(name: str, folder: Path, *, one_pass: bool) -> tuple[str, list[str]]:
     (folder / "old" / "kept").write_text("kept")
     (folder / "notes.txt").write_text("mine\n")
     (folder / "large.bin").write_bytes(bytes(9 * 2**20))
-    script = f"{LOOP}\n{WRITES[name]}\n" if one_pass else BAD_LOOP.format(writes=WRITES[name])
-    (folder / "train.py").write_text(script)
+    (folder / "train.py").write_text(LOOP.format(writes=WRITES[name]))
     before = state(folder)
     ended = _run_one_pass(name, folder) if one_pass else _ask(folder)
     after = state(folder)

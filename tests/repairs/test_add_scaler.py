@@ -9,24 +9,6 @@ import pytest
 from halfguard.repairs.add_scaler import Region, add_scaler
 from tests.repairs.patched_script import at, patched, write
 
-
-def test_a_scaler_is_added(script: Path) -> None:
-    text = mend_without_scaler(
-        script,
-        """
-        import torch
-        opt = torch.optim.SGD(p)
-        for x in data:
-            with torch.autocast(device, dtype=torch.float16):
-                loss = f(x)
-            loss.backward()
-            opt.step()
-        """,
-    )
-    assert "scaler = torch.amp.GradScaler(device, init_scale=1024.0)\n" in text
-    assert "    scaler.scale(loss).backward()\n    scaler.step(opt)\n    scaler.update()\n" in text
-
-
 NO_SCALER = """
 import torch
 opt = torch.optim.SGD(p)

@@ -7,7 +7,7 @@ A listener is any object; each of its methods ``on_EVENT`` is called when that h
 | ``backward``, ``backward_done``, ``backward_failed`` | a ``BackwardCall``; with gradients; the error |
 | ``step_begins`` | nothing: a backward pass is finished and counted |
 | ``stepping``, ``stepped`` | an optimizer, before and after its step |
-| ``looked`` | a ``Look``: the script read a number that is not finite |
+| ``looked`` | a tensor that the script read, whose number is not finite, and how |
 | ``read`` | a tensor whose numbers a line of the user takes out of torch |
 | ``scaler_made``, ``scaling``, ``scaled`` | scaler and requested device; a scaler, before and after |
 | ``unscaling``, ``scaler_stepped``, ``scaler_done`` | scaler and optimizer; done: it did not raise |
@@ -88,14 +88,6 @@ class BackwardCall:
     creates_graph: bool = False  # its results are used in another loss
 
 
-@dataclass(frozen=True)
-class Look:
-    """The script read a number that is not finite."""
-
-    tensor: Tensor
-    how: str
-
-
 def first_number(tensors: list[Tensor]) -> float:
     """Return the sum of the first tensor, as a number: the loss of a backward pass."""
     if not tensors:
@@ -108,7 +100,7 @@ def first_number(tensors: list[Tensor]) -> float:
 class HookBus:
     """Publishes what a script does, and knows the state of its training loop."""
 
-    def __init__(self, *, alone: bool = False, emulate: bool = False, scaler: Any = None) -> None:
+    def __init__(self, *, alone: bool = False, emulate: bool = False) -> None:
         self._alone = alone  # loaders work in this process, so that their operations are seen
         self._emulate = emulate  # scalers for CUDA are made for the CPU
         self._heard = defaultdict[str, list[Callable[..., None]]](list)
@@ -122,7 +114,7 @@ class HookBus:
         self._busy = False
         self.backward = 0  # finished backward passes
         self.steps = 0  # optimizer steps
-        self.scaler = scaler
+        self.scaler: Any = None
         self.scaler_steps = 0
         self.not_updated = 0  # scaled backward passes since the scaler's last update
         self.scaled_losses = ScaledLosses()
@@ -440,7 +432,7 @@ class HookBus:
         with self.unobserved():
             finite = bool(_isfinite(tensor.detach()).all())
         if not finite:
-            self.publish("looked", Look(tensor, how))
+            self.publish("looked", tensor, how)
 
     def _watch_modules(self) -> None:
         self._watch(

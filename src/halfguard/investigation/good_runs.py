@@ -43,7 +43,9 @@ def fix_good_run(
     one: Investigation, first: PassResult, inspected: PassResult | None
 ) -> tuple[tuple[Misused, ...], Proven]:
     """Return what a script without a bad number misuses, and the first cure after which that is gone."""
-    seen = _seen_by_audit(first, inspected)
+    told = {(misused.kind, misused.place) for misused in first.misuse}
+    by_audit = () if inspected is None else inspected.misuse
+    seen = tuple(misused for misused in by_audit if (misused.kind, misused.place) not in told)
     known = (*first.misuse, *seen)
     ended = first.ended in ("finished", "exited", "steps")
     if first.error or not ended or not can_patch(one) or first.effort > SOON_SECONDS:
@@ -66,7 +68,7 @@ def fix_good_run(
     audit = inspected if late else None  # what only an audit has seen is looked for again
 
     def judge(result: PassResult, cure: Cure) -> str:
-        left = fault_left(result, ways.fault_of(cure), known)
+        left = fault_left(result, ways.faults[cure.patch], known)
         if not left and short is not None:
             left = short.left(ends_of(one, "patched"), ends_of(one, "fp32"))
         return left or why_worse(one, reference, cure)
@@ -79,15 +81,8 @@ def fix_good_run(
         ways.larger,
     )
     if short is not None:  # what has no part in it is no finding
-        confirmed = (short.misuse() if proven.cure is None else ways.fault_of(proven.cure),)
+        confirmed = (short.misuse() if proven.cure is None else ways.faults[proven.cure.patch],)
     return confirmed, Proven(proven.cure, (reference.trial(None), *proven.trials))
-
-
-def _seen_by_audit(first: PassResult, inspected: PassResult | None) -> tuple[Misused, ...]:
-    """Return what an audit has found besides the first pass."""
-    told = {(one.kind, one.place) for one in first.misuse}
-    found = () if inspected is None else inspected.misuse
-    return tuple(one for one in found if (one.kind, one.place) not in told)
 
 
 @dataclass
@@ -96,18 +91,14 @@ class _Ways:
 
     precise: list[Cure] = field(default_factory=list)
     larger: list[Cure] = field(default_factory=list)
-    _faults: dict[str, Misused] = field(default_factory=dict)  # by patch
+    faults: dict[str, Misused] = field(default_factory=dict)  # by patch
 
     def add(self, misused: Misused, cures: Iterable[Cure], *, larger: bool = False) -> None:
         """Add cures of a fault, but for those whose patch is known."""
         for cure in cures:
-            if cure.patch not in self._faults:
-                self._faults[cure.patch] = misused
+            if cure.patch not in self.faults:
+                self.faults[cure.patch] = misused
                 (self.larger if larger else self.precise).append(cure)
-
-    def fault_of(self, cure: Cure) -> Misused:
-        """Return the fault that a patch is for."""
-        return self._faults[cure.patch]
 
 
 def _list_ways(

@@ -59,7 +59,8 @@ def investigate(
             cure="Name a Python script, or a module: halfguard why -m package.module.",
         )
     ranks = Ranks.of_environment()
-    with _temporary_folder() as place:
+    with tempfile.TemporaryDirectory(prefix="halfguard-why-", ignore_cleanup_errors=True) as name:
+        place = Path(name).resolve()
         shared = place if ranks is None else ranks.folder
         copy = None if in_place else WorkingCopy(shared / "copy", roots_of(target, folder))
         one = Investigation(target, folder, place, watch, steps, emulate, copy, ranks)
@@ -71,12 +72,6 @@ def investigate(
         finally:
             if ranks is not None:
                 ranks.leave()
-
-
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="halfguard-why-", ignore_cleanup_errors=True) as name:
-        yield Path(name).resolve()
 
 
 def _investigate(one: Investigation) -> ScriptAnswer:

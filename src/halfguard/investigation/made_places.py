@@ -30,21 +30,16 @@ def _facts_of(optimizer: torch.optim.Optimizer, lines: tuple[Place, ...]) -> dic
     """Return what is known of an optimizer that these lines made, as fields of ``Made``."""
     groups = optimizer.param_groups
     given = (group.get("eps") for group in groups)
+    first = next(iter(groups), {})
+    rate = first.get("initial_lr", first.get("lr"))  # without a schedule
     return {
         "optimizer": next(iter(lines), None),
         "optimizer_callers": lines[1:],
         "optimizer_class": type(optimizer).__name__,
-        "rate": _first_rate(optimizer),
+        "rate": float(rate) if isinstance(rate, int | float) else None,
         "eps": min((float(eps) for eps in given if isinstance(eps, int | float)), default=None),
         "fused": any(group.get("fused") for group in groups),
     }
-
-
-def _first_rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """Return the learning rate of the first group, without a schedule."""
-    group = next(iter(optimizer.param_groups), {})
-    rate = group.get("initial_lr", group.get("lr"))
-    return float(rate) if isinstance(rate, int | float) else None
 
 
 def _makes(frame: FrameType, made: Any) -> bool:
@@ -139,8 +134,8 @@ class MadePlaces:
             for name, buffer in module.named_buffers(recurse=False):
                 yield module, name, buffer, place
 
-    def bad_buffers(self, made: Made) -> tuple[Misused, ...]:
-        """Return the first half buffer that is not finite; one with -inf alone is a mask."""
+    def bad_buffers(self, made: Made) -> Iterator[Misused]:
+        """Yield the first half buffer that is not finite; one with -inf alone is a mask."""
         for module, name, buffer, place in self._buffers():
             was_bad = self._bad_before.get(module, {}).get(name, False)
             if buffer.dtype in HALF_DTYPES and not was_bad and _is_bad(buffer):
@@ -151,13 +146,9 @@ class MadePlaces:
                     f"{describe_place(half_at)}. Keep weights and buffers in FP32 and run the "
                     "model under torch.autocast."
                 )
-                dtype = _common_dtype([buffer])
-                return (
-                    Misused(
-                        kind="bad buffer", code="HD108", sentence=text, place=half_at, dtype=dtype
-                    ),
-                )
-        return ()
+                found = Misused(kind="bad buffer", code="HD108", sentence=text, place=half_at)
+                yield found.model_copy(update={"dtype": dtype_name(buffer.dtype)})
+                return
 
     def _note_made_in_half(self, parameters: list[torch.Tensor]) -> None:
         """Note the lines that made the modules of parameters which were never FP32."""

@@ -11,7 +11,6 @@ import math
 import os
 import shlex
 import sys
-import time
 from array import array
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +19,6 @@ from typing import Literal, NoReturn
 from halfguard.records.audit import AuditFinding
 from halfguard.records.autopsy import Culprit, ReplayTrial
 from halfguard.records.base import FloatRecordPart, RecordPart
-
-_INTERVAL = 0.5  # seconds between two reports
 
 
 def write_result(path: str, result: PassResult) -> None:
@@ -40,22 +37,9 @@ def leave(path: str, result: PassResult) -> NoReturn:
     os._exit(0)
 
 
-class ProgressFile:
-    """Writes an unfinished answer beside the answer, at most every half second."""
-
-    def __init__(self, answer: str) -> None:
-        self._path = f"{answer}.progress"
-        self._due = 0.0
-
-    @property
-    def is_due(self) -> bool:
-        """True if the last report is half a second old."""
-        return time.monotonic() >= self._due
-
-    def write(self, result: PassResult) -> None:
-        """Replace the last report."""
-        self._due = time.monotonic() + _INTERVAL
-        write_result(self._path, result)
+def write_progress(answer: str, result: PassResult) -> None:
+    """Write an unfinished answer beside the answer, in place of the last one."""
+    write_result(f"{answer}.progress", result)
 
 
 def read_result(path: Path) -> PassResult | None:

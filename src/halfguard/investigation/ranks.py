@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from halfguard.errors import UsageError
@@ -35,7 +35,7 @@ class Ranks:
     folder: Path
     port: int
     passes: int = 0
-    _seen: float = field(default=0.0)
+    _seen: float = 0.0
 
     @classmethod
     def of_environment(cls, variables: Mapping[str, str] = os.environ) -> Ranks | None:

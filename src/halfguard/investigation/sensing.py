@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
+from halfguard.investigation.bus import BackwardCall, HookBus, first_number
 from halfguard.investigation.caught_errors import HiddenError
 from halfguard.investigation.detectors import (
     Detector,
@@ -39,10 +39,10 @@ from halfguard.investigation.passes import (
     EventKind,
     PassPlan,
     PassResult,
-    ProgressFile,
     ScalerFacts,
     leave,
     write_losses,
+    write_progress,
 )
 from halfguard.investigation.silent_faults import (
     DividedTwice,
@@ -112,6 +112,7 @@ class SkipRule:
 
 
 MOST_LOSSES = 1_000_000
+_INTERVAL = 0.5  # seconds between two reports
 
 
 class Sensing:
@@ -130,7 +131,7 @@ class Sensing:
         self._scales = ScalerFacts()
         self._scalers, self._scaler_count = weakref.WeakSet[Any](), 0
         self._started, self._busy = time.monotonic(), time.process_time()
-        self._progress = ProgressFile(plan.answer)
+        self._due = 0.0  # when the next report is
         self._detectors = [make(bus) for make in DETECTORS]
         self._made = MadePlaces(plan)
         self._numpy, self._rate = NumpyErrors(), BadRate()
@@ -194,8 +195,9 @@ class Sensing:
             self._found("gradients", "detect_anomaly found NaN in the backward pass")
 
     def on_step_begins(self) -> None:
-        if self._progress.is_due:
-            self._progress.write(self._result("interrupted"))
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + _INTERVAL
+            write_progress(self._plan.answer, self._result("interrupted"))
 
     def on_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         # A step breaks half weights soon. FP32 ones are looked at only when a loss is bad. If they were not
@@ -235,13 +237,13 @@ class Sensing:
     def on_scaler_failed(self, optimizer: torch.optim.Optimizer | None, _error: Exception) -> None:
         self._stepped = getattr(optimizer, "optimizer", optimizer) or self._stepped
 
-    def on_looked(self, look: Look) -> None:
+    def on_looked(self, tensor: Tensor, how: str) -> None:
         if self._plan.patched:  # the patch may look, to leave out the batch
             return
         place = user_place()
         where = "" if place is None else f" at {place[0]}:{place[1]}"
-        how = f"the script read NaN or Inf with {look.how}{where}"
-        if look.tensor.requires_grad:
+        how = f"the script read NaN or Inf with {how}{where}"
+        if tensor.requires_grad:
             self._found("loss", how)
         elif self._looked is None and not self._overflowed:
             self._looked = self._event("looked", how)
@@ -312,6 +314,6 @@ class Sensing:
         misuse = tuple(one for d in self._detectors for one in d.found(made, result.error))
         if result.event is None and not result.error:
             with self._bus.unobserved():
-                misuse += self._made.bad_buffers(made)
+                misuse += tuple(self._made.bad_buffers(made))
         facts = {"made": made, "misuse": misuse}
         leave(self._plan.answer, result.model_copy(update=facts))

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from halfguard.dist.collectives import world_size
 from halfguard.formats import dtype_name, largest_of
 from halfguard.investigation.advice import describe_place
-from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
+from halfguard.investigation.bus import BackwardCall, HookBus, first_number
 from halfguard.investigation.held_step import HeldProcess, HeldStep, Snapshot, running_frames
 from halfguard.investigation.made_places import MadePlaces
 from halfguard.investigation.makers import Makers
@@ -34,11 +34,11 @@ from halfguard.investigation.passes import (
     Made,
     PassPlan,
     PassResult,
-    ProgressFile,
     Reason,
     TrialPlan,
     TrialResult,
     leave,
+    write_progress,
 )
 from halfguard.investigation.reasons import BadCall, find_reason
 from halfguard.investigation.silent_faults import constant_of
@@ -75,8 +75,9 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         self._newest = 0
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if self.last is not None and func.overloadpacket.__name__ in _HIDES:
-            self._note_hiding(args[0])
+        hides = self.last is not None and func.overloadpacket.__name__ in _HIDES
+        if hides and isinstance(args[0], Tensor) and self.origins.get(args[0]) is not None:
+            self.hides = self.hides or user_place()
         out = super().run(func, args, kwargs)
         with undispatched(), torch.no_grad(), suppress(RuntimeError):  # no kernel for this dtype
             self._makers.note(func, args, out)
@@ -101,10 +102,6 @@ class ExactWatch(OperationWatch):  # type: ignore[no-untyped-call]
         if origin.culprit.kind == "input" and where.op in _PRODUCTS:
             origin.intended = False
         return origin
-
-    def _note_hiding(self, tensor: Any) -> None:
-        if isinstance(tensor, Tensor) and self.origins.get(tensor) is not None:
-            self.hides = self.hides or user_place()
 
     def _note_mask(self, call: Call) -> None:
         for one in call.tensors:
@@ -261,10 +258,10 @@ class Tracking(Approach):
     def on_scaler_failed(self, optimizer: Any, _error: Exception) -> None:
         self._optimizer = getattr(optimizer, "optimizer", optimizer) or self._optimizer
 
-    def on_looked(self, look: Look) -> None:
-        expected = look.tensor.requires_grad or self.event.kind == "looked"
+    def on_looked(self, tensor: Tensor, _how: str) -> None:
+        expected = tensor.requires_grad or self.event.kind == "looked"
         if self.has_begun and expected:
-            self._answer_if_bad([look.tensor])
+            self._answer_if_bad([tensor])
 
     def on_finished(self, error: str, ended: Ended) -> NoReturn:
         if self.has_begun and error and self._watch.last is not None:
@@ -367,7 +364,7 @@ class Tracking(Approach):
 
     def _report(self, result: PassResult) -> None:
         """Tell what is known so far, in case that the user does not wait for the rest."""
-        ProgressFile(self.plan.answer).write(self._complete(result))
+        write_progress(self.plan.answer, self._complete(result))
 
     def _leave(self, result: PassResult) -> NoReturn:
         leave(self.plan.answer, self._complete(result))

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from halfguard.investigation.bus import BackwardCall, HookBus, Look, first_number
+from halfguard.investigation.bus import BackwardCall, HookBus, first_number
 from halfguard.investigation.passes import (
     HALF_NAMES,
     Ended,
@@ -371,8 +371,8 @@ class Trying(Approach):
         if self.has_begun:
             self._end(good=False, note=f"{type(error).__name__}: {error}")
 
-    def on_looked(self, look: Look) -> None:
-        if self.has_begun and (look.tensor.requires_grad or self.event.kind == "looked"):
+    def on_looked(self, tensor: Tensor, _how: str) -> None:
+        if self.has_begun and (tensor.requires_grad or self.event.kind == "looked"):
             self._end(good=False)
 
     def on_finished(self, error: str, ended: Ended) -> NoReturn:

@@ -67,18 +67,14 @@ def _make(file: SourceFile, backward: ast.stmt, made: Region, target: str, optio
     around = file.function_at(backward.lineno)
     is_here = made.optimizer is not None and made.optimizer[0] == file.path
     making = file.statement_at(made.optimizer[1]) if made.optimizer and is_here else None
-    if making is not None and file.function_at(making.lineno) in (None, around):
-        scaler = f"torch.amp.GradScaler({_device(file, making.lineno, made)}, {options})"
-        file.insert_after(making, f"{' ' * making.col_offset}{target}{scaler}")
-        return True
-    loops = loops_around(around or file.tree, backward.lineno)
-    if not loops:
+    if making is not None and file.function_at(making.lineno) not in (None, around):
+        making = None
+    at = making or next(iter(loops_around(around or file.tree, backward.lineno)), None)
+    if at is None:
         return False
-    loop = loops[0]
-    scaler = f"torch.amp.GradScaler({_device(file, loop.lineno, made)}, {options})"
-    row, column = loop.lineno, loop.col_offset
-    start = ast.Pass(lineno=row, col_offset=column, end_lineno=row, end_col_offset=column)
-    file.replace(start, f"{target}{scaler}\n{' ' * column}")
+    scaler = f"torch.amp.GradScaler({_device(file, at.lineno, made)}, {options})"
+    insert = file.insert_before if making is None else file.insert_after
+    insert(at, f"{' ' * at.col_offset}{target}{scaler}")
     return True
 
 

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Collection, Iterator
 
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import Place, SourceFile, called_name
+from halfguard.repairs.source_file import Place, SourceFile, called_name, given_to
 
 _WORDS = ("dtype", "half", "float16")
-_HALF = ("float16", "half", "bfloat16")
-_DTYPES = ("dtype", "torch_dtype")
+HALF = ("float16", "half", "bfloat16")
+DTYPES = ("dtype", "torch_dtype")
 _REGIONS = ("autocast", "custom_fwd")  # their dtype is not one of a tensor
 
 
@@ -33,10 +33,11 @@ def lift_casts(file: SourceFile, line: int, only: Collection[str] = ()) -> set[s
     """Let a statement that makes 16-bit tensors make FP32 ones; return how it named the dtypes."""
     texts = set[str]()
     for call in file.calls_of(line):
-        if called_name(call) in _HALF and isinstance(call.func, ast.Attribute) and not _given(call):
-            if not only or f".{call.func.attr}()" in only:
-                file.replace_attribute(call.func, "float")
-                texts.add(f".{call.func.attr}()")
+        function = call.func
+        if isinstance(function, ast.Attribute) and function.attr in HALF and not given_to(call):
+            if not only or f".{function.attr}()" in only:
+                file.replace_attribute(function, "float")
+                texts.add(f".{function.attr}()")
             continue
         for dtype in _dtypes_of(file, call):
             text = file.source(dtype)
@@ -45,10 +46,10 @@ def lift_casts(file: SourceFile, line: int, only: Collection[str] = ()) -> set[s
             texts.add(text)
             if (
                 called_name(call) == "to"
-                and isinstance(call.func, ast.Attribute)
+                and isinstance(function, ast.Attribute)
                 and call.args == [dtype]
             ):
-                file.replace_attribute(call.func, "float")
+                file.replace_attribute(function, "float")
                 file.replace(dtype, "")
             else:
                 file.replace(dtype, _wide(text))
@@ -66,7 +67,7 @@ def _dtypes_of(file: SourceFile, call: ast.Call) -> Iterator[ast.expr]:
         return
     casts = called_name(call) in ("to", "type", "astype") and isinstance(call.func, ast.Attribute)
     yield from (one for one in call.args if casts and names_half(file, one))
-    yield from (k.value for k in call.keywords if k.arg in _DTYPES and names_half(file, k.value))
+    yield from (k.value for k in call.keywords if k.arg in DTYPES and names_half(file, k.value))
 
 
 def names_half(file: SourceFile, node: ast.expr) -> bool:
@@ -74,12 +75,8 @@ def names_half(file: SourceFile, node: ast.expr) -> bool:
     text = file.source(node).lower()
     if text.startswith("getattr(torch,") or any(word in text for word in _WORDS):
         return True
-    assigned = (
-        one.value
-        for one in ast.walk(file.tree if isinstance(node, ast.Name) else ast.Pass())
-        if isinstance(one, ast.Assign) and any(file.source(to) == text for to in one.targets)
-    )
-    return any(word in file.source(value) for value in assigned for word in _WORDS[1:])
+    assigned = file.assignments(text) if isinstance(node, ast.Name) else ()
+    return any(word in file.source(one.value) for one in assigned for word in _WORDS[1:])
 
 
 def _half_defaults(file: SourceFile, line: int) -> Iterator[ast.expr]:
@@ -95,7 +92,7 @@ def _half_defaults(file: SourceFile, line: int) -> Iterator[ast.expr]:
     ]
     used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
     for argument, default in pairs:
-        half = default is not None and file.source(default).removeprefix("torch.") in _HALF
+        half = default is not None and file.source(default).removeprefix("torch.") in HALF
         if argument.arg in used and half and default is not None:
             yield default
 
@@ -207,7 +204,7 @@ def float_positions(file: SourceFile, line: int) -> None:
     owner = _receiver(theirs[0]) if dtype is not None else None
     if dtype is None or owner is None:
         return
-    if dtype is theirs[0] or len(_given(theirs[0])) == 1:
+    if dtype is theirs[0] or len(given_to(theirs[0])) == 1:
         file.replace(theirs[0], f"{file.source(owner)}.float()")
     else:
         file.replace(dtype, "torch.float32")
@@ -217,19 +214,15 @@ def _receiver(call: ast.Call) -> ast.expr | None:
     return call.func.value if isinstance(call.func, ast.Attribute) else None
 
 
-def _given(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(keyword.value for keyword in call.keywords)]
-
-
 def _dtype(file: SourceFile, call: ast.Call) -> ast.expr | None:
     """Return the dtype that a cast is given, or the cast itself if it is named by its dtype."""
-    if called_name(call) in _HALF:
+    if called_name(call) in HALF:
         return call
     found = []
-    for one in _given(call):
+    for one in given_to(call):
         is_name = isinstance(one, ast.Name | ast.Attribute)
         name = file.source(one).rsplit(".", maxsplit=1)[-1] if is_name else ""
-        if "dtype" in name or name in _HALF:
+        if "dtype" in name or name in HALF:
             found.append(one)
     return found[0] if called_name(call) == "to" and len(found) == 1 else None
 

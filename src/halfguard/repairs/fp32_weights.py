@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 
-from halfguard.repairs.casts import lift_casts
+from halfguard.repairs.casts import DTYPES, HALF, lift_casts
 from halfguard.repairs.repair import Repair
-from halfguard.repairs.source_file import Place, SourceFile, all_calls, assigned_target, called_name
+from halfguard.repairs.source_file import (
+    Place,
+    SourceFile,
+    all_calls,
+    assigned_target,
+    called_name,
+    given_to,
+)
 
-_DTYPES = ("torch_dtype", "dtype")
-_HALF_NAMES = ("float16", "half", "bfloat16")
 _DEVICE = '"cuda" if torch.cuda.is_available() else "cpu"'
 
 
@@ -53,17 +58,12 @@ def _cast_elsewhere(file: SourceFile, statement: ast.stmt, callers: tuple[Place,
     names = [
         given.id
         for call in all_calls(statement)
-        if called_name(call) == "to" or any(k.arg in _DTYPES for k in call.keywords)
-        for given in (*call.args, *(k.value for k in call.keywords))
+        if called_name(call) == "to" or any(k.arg in DTYPES for k in call.keywords)
+        for given in given_to(call)
         if isinstance(given, ast.Name)
     ]
     for name in names:
-        values = [
-            node.value
-            for node in ast.walk(file.tree)
-            if isinstance(node, ast.Assign)
-            and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
-        ]
+        values = [one.value for one in file.assignments(name)]
         if len(values) == 1 and _is_half(values[0], file):
             file.replace(values[0], "torch.float32")
             return
@@ -96,7 +96,7 @@ def _leave_out_casts_of_inputs(file: SourceFile, name: str) -> None:
         called = file.source(call.func)
         if called != name and not called.startswith(f"{name}."):
             continue
-        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+        for argument in given_to(call):
             if (
                 isinstance(argument, ast.Call)
                 and isinstance(argument.func, ast.Attribute)
@@ -120,7 +120,7 @@ def _leave_out_casts(file: SourceFile, statement: ast.stmt) -> bool:
             else:
                 file.replace(node, kept)
             return True
-        named = [keyword.value for keyword in node.keywords if keyword.arg in _DTYPES]
+        named = [keyword.value for keyword in node.keywords if keyword.arg in DTYPES]
         for given in (*named, *node.args):
             if _is_half(given, file):
                 file.replace(given, "torch.float32")
@@ -132,14 +132,14 @@ def _is_cast(call: ast.Call, file: SourceFile) -> bool:
     name = called_name(call)
     if name in ("half", "bfloat16"):
         return not call.args and not call.keywords
-    given = [*call.args, *(k.value for k in call.keywords)]
+    given = given_to(call)
     return name == "to" and len(given) == 1 and _is_half(given[0], file)
 
 
 def _is_half(node: ast.expr, file: SourceFile) -> bool:
     if isinstance(node, ast.IfExp):
         return _is_half(node.body, file) or _is_half(node.orelse, file)
-    return file.source(node).removeprefix("torch.") in _HALF_NAMES
+    return file.source(node).removeprefix("torch.") in HALF
 
 
 @Repair

@@ -6,7 +6,7 @@ import ast
 
 from halfguard.repairs.repair import Repair
 from halfguard.repairs.settings import set_keyword
-from halfguard.repairs.source_file import SIMPLE, SourceFile, called_name
+from halfguard.repairs.source_file import SIMPLE, SourceFile, called_name, given_to
 
 
 @Repair
@@ -85,11 +85,7 @@ def ignore_label(file: SourceFile, line: int, label: int) -> None:
     if 0 <= label != _UNLABELLED:
         return
     names = {file.source(call.func) for call in file.calls_of(line)}
-    made = [
-        node.lineno
-        for node in ast.walk(file.tree)
-        if isinstance(node, ast.Assign) and any(file.source(to) in names for to in node.targets)
-    ]
+    made = {one.lineno for name in names for one in file.assignments(name)}
     found = [call for at in (line, *made) for call in file.calls_of(at, *_LOSSES)]
     if len(found) == 1:
         set_keyword(file, found[0], "ignore_index", str(label))
@@ -115,7 +111,7 @@ def ignored_labels(file: SourceFile, _line: int, label: int) -> None:
         value
         for call in file.calls
         if called_name(call) in _FILLS
-        for value in (*call.args, *(keyword.value for keyword in call.keywords))
+        for value in given_to(call)
         if label < 0 and file.source(value).replace(" ", "") == str(label)
     ]
     if len(given) == 1:

@@ -92,10 +92,5 @@ def scaler_steps(file: SourceFile, scaler: str, scope: ast.AST) -> list[ast.Expr
 
 def _is_made_by(file: SourceFile, owner: str, word: str) -> bool:
     """Return whether a name is assigned a call with a word in its name, such as ``torch.optim.SGD``."""
-    return any(
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and word in file.source(node.value.func)
-        and any(file.source(target) == owner for target in node.targets)
-        for node in ast.walk(file.tree)
-    )
+    values = (one.value for one in file.assignments(owner))
+    return any(isinstance(one, ast.Call) and word in file.source(one.func) for one in values)

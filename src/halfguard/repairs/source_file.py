@@ -37,6 +37,11 @@ def called_name(call: ast.Call) -> str:
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
+def given_to(call: ast.Call) -> list[ast.expr]:
+    """Return the arguments of a call, those with a keyword last."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
 def statements_around(scope: ast.AST, line: int) -> Iterator[ast.AST]:
     """Yield a scope, and the statements and clauses in it around a line, the outermost first."""
     yield scope
@@ -260,6 +265,11 @@ class SourceFile:
             and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
         ]
         return found[0] if len(found) == 1 and len(stores) == 1 else None
+
+    def assignments(self, name: str) -> list[ast.Assign]:
+        """Return all assignments of a file to a name or an attribute."""
+        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Assign))
+        return [one for one in found if any(self.source(to) == name for to in one.targets)]
 
     def is_unchanged(self, value: ast.expr, line: int) -> bool:
         """Return whether the names of an expression have the same values on a later line."""

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from halfguard.repairs.source_file import SourceFile
@@ -29,23 +28,16 @@ def patch_line(file: SourceFile, line: int, *, cast: str = "") -> bool:
     ``cast`` is appended to each, for a result in another dtype.
     """
     done: list[ast.expr] = []
-    for node in _operations_at(file, line):
-        if any(node in ast.walk(outer) for outer in done):
+    operations = (node for node in ast.walk(file.tree) if isinstance(node, ast.Call | ast.BinOp))
+    for node in operations:  # outer ones first
+        is_around = node.lineno <= line <= (node.end_lineno or 0)
+        if not is_around or any(node in ast.walk(outer) for outer in done):
             continue
         new = _Composition(file, line).stable(node)
         if new:
             file.replace(node, new + cast)
             done.append(node)
     return bool(done)
-
-
-def _operations_at(file: SourceFile, line: int) -> Iterator[ast.expr]:
-    """Yield the calls and operators around a line, outer ones first."""
-    for node in ast.walk(file.tree):
-        if not isinstance(node, ast.Call | ast.BinOp):
-            continue
-        if node.lineno <= line <= (node.end_lineno or 0):
-            yield node
 
 
 @dataclass(frozen=True)

@@ -867,6 +867,7 @@ class Guard:
                 applied = True
             is_transient = applied and report.batches.finite_again
             is_cause = in_fp32 not in policy.NONFINITE and not is_transient
+            is_cause = is_cause and not policy.is_nan_unscaled(seen)
             self._stepper.release_scale(is_cause=is_cause)
             if applied:
                 self._advance(report.turn)

@@ -45,7 +45,7 @@ from halfguard.records import Action, Cause
 #
 # The state is plain numbers and depends on the steps alone, so all ranks reach the same answer.
 
-_NEUTRAL = 1.0  # a loss scale that enlarges nothing
+NEUTRAL = 1.0  # a loss scale that enlarges nothing
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class NanGradients:
 
     def after_nan(self, scale: float, limit: int) -> tuple[NanGradients, float | None]:
         """Return the state after NaN gradients, and the scale to keep if it is not the cause."""
-        keep = scale if scale <= _NEUTRAL else None  # NaN at a scale that enlarges nothing
+        keep = scale if scale <= NEUTRAL else None  # NaN at a scale that enlarges nothing
         if self.in_a_row >= limit:
             return NanGradients(in_a_row=self.in_a_row + 1), keep
         if self.proved:
             # At a scale of 1 it waits for an applied step; above the trusted one it may be the cause.
-            keep = self.trusted if _NEUTRAL < scale <= self.trusted else keep
+            keep = self.trusted if NEUTRAL < scale <= self.trusted else keep
             return replace(self, in_a_row=self.in_a_row + 1), keep
-        proved = scale <= _NEUTRAL < self.trusted
+        proved = scale <= NEUTRAL < self.trusted
         return replace(self, in_a_row=self.in_a_row + 1, age=0, proved=proved), keep
 
 
@@ -184,6 +184,11 @@ def next_limits(state: PolicyState, config: GuardConfig) -> StepLimits:
     return StepLimits(loss=loss, grad_norm=min(fixed, grad_norm))
 
 
+def is_nan_unscaled(seen: Signals) -> bool:
+    """Return whether gradients are NaN at a scale that enlarges nothing; no scale is the cause."""
+    return math.isnan(seen.grad_norm) and seen.scale <= NEUTRAL
+
+
 def can_help(seen: Signals, config: GuardConfig) -> bool:
     """Return whether a lower loss scale may prevent a gradient overflow.
 
@@ -192,8 +197,7 @@ def can_help(seen: Signals, config: GuardConfig) -> bool:
     """
     if not Precision(config.precision).needs_loss_scale:
         return False
-    is_nan_unscaled = math.isnan(seen.grad_norm) and seen.scale <= _NEUTRAL
-    return seen.scale > as_float32(config.scale.floor) and not is_nan_unscaled
+    return seen.scale > as_float32(config.scale.floor) and not is_nan_unscaled(seen)
 
 
 def decide(state: PolicyState, seen: Signals, config: GuardConfig) -> Decided:

@@ -78,13 +78,22 @@ class BadStep:
         self._known = frozenset(self._on_all(self._findings) or ())
         return True
 
+    def is_finite_at(self, scale: float) -> bool:
+        """Return whether the step in half is finite at this loss scale. Every rank must call this."""
+        return self._gradients_at(scale)[1]
+
+    def _gradients_at(self, scale: float) -> tuple[TrialGradients | None, bool]:
+        """Return the gradients in half, and whether those of all ranks are finite."""
+        run = self._runner.in_half(scale)
+        tried = self._on_all(lambda: self._runner.gradients(run, scale))
+        return tried, all_agree(tried is not None and tried.finite, self._device)
+
     def prove(self, producer: Producer) -> Proof:
         """Try the step as the model is at present. Every rank must call this."""
         scale = self._scale
         while True:
-            run = self._runner.in_half(scale)
-            tried = self._on_all(lambda run=run, scale=scale: self._runner.gradients(run, scale))  # type: ignore[misc]
-            if all_agree(tried is not None and tried.finite, self._device):
+            tried, finite = self._gradients_at(scale)
+            if finite:
                 break
             if scale <= 1.0 or not all_agree(tried is not None, self._device):
                 return Proof(holds=False)

@@ -296,29 +296,43 @@ def test_the_loss_scale_finding_its_level_is_no_reason() -> None:
     assert not islands(guard.model)
 
 
-def test_nan_gradients_at_a_scale_of_1_are_healed_although_the_scale_can_fall() -> None:
-    class Focal(nn.Module):
-        """The root of 1 - p: in half, p is rounded to 1, where the derivative is not finite."""
+class Focal(nn.Module):
+    """The root of 1 - p: in half, p is rounded to 1, where the derivative is not finite."""
 
-        def forward(self, logits: Tensor) -> Tensor:
-            return (1 - torch.sigmoid(logits)) ** 0.5
+    def forward(self, logits: Tensor) -> Tensor:
+        return (1 - torch.sigmoid(logits)) ** 0.5
 
+
+class SmallPart(nn.Module):
+    """The root of a small part, which is rounded to 0; no factor of 0 makes the infinite derivative NaN."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return (1 - (1 - 1e-5 * nn.functional.softplus(logits))) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("root", "scale"), [(Focal, 1.0), (SmallPart, 0.125)], ids=["nan", "infinite"]
+)
+def test_what_no_scale_can_help_is_healed_at_a_scale_of_1_although_the_scale_can_fall(
+    root: type[nn.Module], scale: float
+) -> None:
     class Detector(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.focal = nn.Linear(FEATURES, 1), Focal()
+            self.body, self.root = nn.Linear(FEATURES, 1), root()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.focal(self.body(x) + 9)
+            return self.root(self.body(x) + 9)
 
     def mean(model: nn.Module, batch: Batch) -> Tensor:
-        return model(batch[0]).float().mean()
+        return model(batch[0].abs()).float().mean()
 
-    job = Job("focal", Detector, 1, 1.0, mean)
+    job = Job("root", Detector, 1, 1.0, mean)
     config = HEAL | {"scale": {"init": 1.0, "floor": 2.0**-14}}
     guard, actions = train(job, config, 8)
-    assert islands(guard.model) == ["focal"]
+    assert islands(guard.model) == ["root"]
     assert actions == [Action.RETRY] * 3 + [Action.APPLY] * 5
+    assert guard.scaler.get_scale() == scale  # NaN at a scale of 1 does not lower it
 
 
 # -- plan and state

@@ -35,7 +35,7 @@ from halfguard.guard.healing.healing_log import HealingLog, describe_failure
 from halfguard.guard.healing.memory import HealedFault, HealingMemory
 from halfguard.guard.healing.plan_file import PlanFile
 from halfguard.guard.healing.trial_steps import TrialSteps
-from halfguard.guard.policy import Decision, Signals, can_help
+from halfguard.guard.policy import NEUTRAL, Decision, Signals, can_help
 from halfguard.guard.recorder import StepReport
 from halfguard.guard.step_batches import StepBatches
 from halfguard.guard.stepping.stepper import Stepper
@@ -123,8 +123,11 @@ class Healing:
         if not self._concerns(decision, seen, report):
             return
         step = self._bad_step(report.batches, seen.scale)
+        scale_can_help = self._scale_can_help(decision, seen, step)
+        if scale_can_help and seen.scale <= NEUTRAL:
+            return
         producer = self._agree_on_producer(step, report.step)
-        if producer is None or (producer.phase == "backward" and self._scale_can_help(seen)):
+        if producer is None or (producer.phase == "backward" and scale_can_help):
             return
         fault = self._memory.of(producer.key)
         if fault is None:
@@ -226,11 +229,19 @@ class Healing:
             return True
         if decision.cause is not Cause.GRADIENT_OVERFLOW:
             return False
-        # Infinite gradients, and no NaN, while a lower scale can help: the scale is too high.
-        return math.isnan(seen.grad_norm) or not self._scale_can_help(seen)
+        # Infinite gradients, and no NaN, at a scale that enlarges them: the scale is too high.
+        is_scaled = seen.scale > NEUTRAL and can_help(seen, self._stepper.config)
+        return math.isnan(seen.grad_norm) or not is_scaled
 
-    def _scale_can_help(self, seen: Signals) -> bool:
-        return can_help(seen, self._stepper.config)
+    def _scale_can_help(self, decision: Decision, seen: Signals, step: BadStep) -> bool:
+        """Return whether a lower scale may help; below a scale of 1, the step is run at the lowest.
+
+        An infinite derivative is infinite at every scale, but the gradients of a sum may be too large.
+        """
+        config = self._stepper.config
+        if decision.cause is not Cause.GRADIENT_OVERFLOW or not can_help(seen, config):
+            return False
+        return seen.scale > NEUTRAL or step.is_finite_at(config.scale.floor)
 
     def _agree_on_producer(self, step: BadStep, index: int) -> Producer | None:
         producer, errors = agree_on_producer(step, self._device)

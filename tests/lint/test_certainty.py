@@ -52,7 +52,7 @@ def conditions(
         (script("", clip="if rank == 0: "), README, ""),
         (script("ok = torch.cuda.is_bf16_supported()\n"), README, "float16 is chosen instead of bfloat16"),
         (script("# float16 or bfloat16\n"), README, "float16 is chosen instead of bfloat16"),
-        (script("amp = amp or flag()\n", ", enabled=amp"), README, "float16 is on"),  # of itself
+        (script("amp = amp or flag()\n", ", enabled=amp"), README, ""),  # of itself; the run decides
     ],
 )  # fmt: skip
 def test_what_a_finding_depends_on(tmp_path: Path, text: str, named: str, condition: str) -> None:
@@ -94,6 +94,39 @@ def test_a_deprecated_name(tmp_path: Path, required: str, condition: str) -> Non
     text = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"
     found = conditions(tmp_path, text, requirements_dot_txt=required)
     assert found == [("HG405", condition)]
+
+
+@each(
+    ("required", "condition"),
+    [("torch==2.6.0\n", ""), ("numpy\n", ""), ("torch==1.9.0\n", "apex is newer than the required torch")],
+)  # fmt: skip
+def test_apex_beside_an_old_torch(tmp_path: Path, required: str, condition: str) -> None:
+    text = "import torch\nfrom apex import amp\nm, o = amp.initialize(m, o)\n"
+    assert conditions(tmp_path, text, requirements_dot_txt=required) == [("HG413", condition)]
+
+
+SAVES = """
+def load(path, model, optimizer):
+    checkpoint = torch.load(path)
+    model.load_state_dict(checkpoint['model'])
+    optimizer.load_state_dict(checkpoint['optimizer'])
+if args.resume:
+    load(args.resume, model, optimizer)
+torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, 'last.pt')
+"""
+RESUME = "parser.add_argument('--resume', default=None)\nargs = parser.parse_args()\n"
+
+
+@each(
+    ("command", "condition"),
+    [("python train.py", "training is resumed"), ("python train.py --resume last.pt", "")],
+)
+def test_a_checkpoint_matters_if_a_command_resumes(
+    tmp_path: Path, command: str, condition: str
+) -> None:
+    text = script(RESUME, clip="scaler.unscale_(optimizer)\n        ") + SAVES
+    found = conditions(tmp_path, text, named=README.replace("python train.py", command))
+    assert found == [("HG309", condition)]
 
 
 def test_a_file_that_cannot_be_read_is_a_problem_only_if_a_text_runs_it(tmp_path: Path) -> None:

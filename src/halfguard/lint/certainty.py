@@ -16,7 +16,7 @@ from halfguard.lint.conditions import is_schedule_check
 from halfguard.lint.expressions import argument, called_name, name_of, number, receiver, string
 from halfguard.lint.match import Span
 from halfguard.lint.python_file import PythonFile
-from halfguard.lint.requirements import DEPRECATING
+from halfguard.lint.requirements import DEPRECATING, WITH_NEW_NAMES
 from halfguard.lint.switches import is_switch
 
 _DEPRECATED, _APEX = "HG405", "HG413"
@@ -43,7 +43,8 @@ def condition_of(file: PythonFile, code: str, span: Span) -> str:
     if not project.is_commanded(file.path):
         return IS_RUN
     if code == _APEX:
-        return ""
+        is_old = project.requires_before(WITH_NEW_NAMES, file.path)
+        return "apex is newer than the required torch" if is_old else ""
     if code == _DEPRECATED:
         return "" if project.requires_at_least(DEPRECATING) else "torch is 2.4 or later"
     unmet = _unmet(file, _tests_around(file, span))
@@ -124,11 +125,17 @@ def _resumes(file: PythonFile) -> bool:
 
 
 def _is_reached(file: PythonFile, call: ast.Call) -> bool:
-    tests = _tests_above(file, call)
-    if any((value := _literal(test)) and (value in _OFF) is wanted for test, wanted in tests):
+    """Return whether a call is run, as far as this file and the settings of the project show."""
+    if _unmet(file, _tests_above(file, call)):
         return False
     function = file.function_of(call)
-    return function is None or file.project.calls(function.name)
+    if function is None:
+        return True
+    names = (function.name, f"self.{function.name}")
+    here = [one for one in file.calls(function.name) if name_of(one.func) in names]
+    if here and all(_unmet(file, _tests_above(file, one)) for one in here):
+        return False
+    return file.project.calls(function.name)
 
 
 def _holds(file: PythonFile, test: ast.AST | None, *, wanted: bool, depth: int = 0) -> bool:

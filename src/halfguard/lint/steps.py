@@ -54,6 +54,12 @@ class Event:
         mine = dict(self.conditions)
         return any(mine.get(text, truth) != truth for text, truth in other.conditions)
 
+    def shares_loop(self, other: Event) -> bool:
+        """Return whether the innermost loop of one is around the other, too, or one is in no loop."""
+        if not self.loops or not other.loops:
+            return True
+        return self.loops[-1] in other.loops or other.loops[-1] in self.loops
+
 
 @dataclass(frozen=True)
 class Context:

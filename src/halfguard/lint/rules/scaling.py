@@ -191,7 +191,7 @@ def check_raw_steps(file: PythonFile) -> Iterator[Match]:
                 continue
             stepped = [s for s in step.find("scaler_step") if s.optimizer == raw.owner]
             by_hand = step.before(raw, "unscale") and not stepped
-            if latest[0].kind != "scaled_backward" or by_hand:
+            if latest[0].kind != "scaled_backward" or by_hand or not latest[0].shares_loop(raw):
                 continue
             already = any(not s.excludes(raw) for s in stepped)
             how = "in addition to scaler.step" if already else "on gradients that are still scaled"

@@ -86,6 +86,7 @@ class BackwardCall:
     accumulates: bool  # into .grad; False for torch.autograd.grad
     scaler: Any = None  # that has scaled all of them, if it is known
     creates_graph: bool = False  # its results are used in another loss
+    divisor: float = 1.0  # of losses that are made of scaled ones
 
 
 def first_number(tensors: list[Tensor]) -> float:
@@ -278,10 +279,12 @@ class HookBus:
         known = [self.scaled_losses.get(output) for output in outputs]
         losses = [o if one is None else one.raw for o, one in zip(outputs, known, strict=True)]
         scalers = {None if one is None else one.scaler() for one in known}
-        scaled = any(known)
+        scaled, divisor = any(known), 1.0
         if not scaled:
             with self.unobserved():
                 scaled = self.scaled_losses.may_be_in(outputs, options[0] if options else ())
+                if scaled and self.scaled_losses.are_marked(outputs):
+                    divisor = self.scale or 1.0
         return BackwardCall(
             losses,
             outputs,
@@ -289,6 +292,7 @@ class HookBus:
             accumulates,
             scalers.pop() if len(scalers) == 1 else None,
             creates_graph=len(options) > 2 and bool(options[2]),
+            divisor=divisor,
         )
 
     def _watch_optimizers(self) -> None:

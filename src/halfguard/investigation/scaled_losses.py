@@ -86,7 +86,12 @@ class ScaledLosses:
             return False
         given = [one for one in gradients if isinstance(one, Tensor)]
         by_hand = self.was_read or not all(bool((one == 1).all()) for one in given)
-        return by_hand or _is_marked(outputs)
+        return by_hand or self.are_marked(outputs)
+
+    def are_marked(self, outputs: list[Tensor]) -> bool:
+        """Return whether the graph of outputs has a scaled loss, or is too large to know."""
+        nodes = enumerate(nodes_behind(outputs))
+        return any(_MARK in node.metadata or index >= _MOST_NODES for index, node in nodes)
 
 
 def nodes_behind(outputs: list[Tensor]) -> Iterator[Any]:
@@ -99,12 +104,6 @@ def nodes_behind(outputs: list[Tensor]) -> Iterator[Any]:
             seen.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]
-
-
-def _is_marked(outputs: list[Tensor]) -> bool:
-    """Return whether the graph of outputs has a marked node, or is too large to know."""
-    nodes = enumerate(nodes_behind(outputs))
-    return any(_MARK in node.metadata or index >= _MOST_NODES for index, node in nodes)
 
 
 def _pairs(scaled: Any, raw: Any) -> Iterator[tuple[Tensor, Tensor]]:

@@ -142,7 +142,7 @@ class Sensing:
         if not call.accumulates:
             return
         with self._bus.unobserved():
-            loss = first_number(call.losses)
+            loss = first_number(call.losses) / call.divisor
             bad = not math.isfinite(loss) and bad_tensors(call.losses)
             if len(call.losses) > 1:
                 bad = bad or bad_tensors(call.losses[1:])

@@ -1,0 +1,32 @@
+"""What the bus knows of a loss that is made of scaled ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from halfguard.investigation.bus import BackwardCall, HookBus
+
+SCALE = 4.0
+
+
+class Calls:
+    """Keeps the backward passes that the bus reports."""
+
+    def __init__(self) -> None:
+        self.seen: list[BackwardCall] = []
+
+    def on_backward(self, call: BackwardCall) -> None:
+        self.seen.append(call)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_loss_is_known_without_its_scale(bus: HookBus, parts: int) -> None:
+    calls, weight = Calls(), torch.nn.Parameter(torch.ones(1))
+    bus.listen(calls)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    scaled = [scaler.scale(3 * weight.sum()) for _ in range(parts)]
+    sum(scaled[1:], scaled[0]).backward()
+    (call,) = calls.seen
+    assert call.scaled
+    assert call.losses[0].item() / call.divisor == 3.0 * parts

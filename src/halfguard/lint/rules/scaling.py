@@ -183,7 +183,7 @@ def _accumulates_gradients(file: PythonFile) -> bool:
 @rule("HG205", "caler", also=(".step(",))
 def check_raw_steps(file: PythonFile) -> Iterator[Match]:
     """Find raw steps after scaled backward passes."""
-    for step in file.steps:
+    for step in () if _has_constant_scale(file) else file.steps:
         for raw in step.find("optimizer_step"):
             # Only the last backward pass counts: in a GAN, one of the two losses may not be scaled.
             latest = step.before(raw, "scaled_backward", "backward")
@@ -197,6 +197,17 @@ def check_raw_steps(file: PythonFile) -> Iterator[Match]:
             how = "in addition to scaler.step" if already else "on gradients that are still scaled"
             fix = _step_fix(file, raw, latest[0], already=already)
             yield match_at(raw.node, f"{raw.owner_name}.step() runs {how}.", fix)
+
+
+def _has_constant_scale(file: PythonFile) -> bool:
+    """Return whether scalers only multiply by numbers that the file chooses, as Adam's updates allow."""
+    made = file.roles.constructed_scalers
+    for call in made:
+        position = 1 if call.args and string(call.args[0]) else 0  # after the device
+        if argument(call, position, "init_scale") is None:
+            return False
+    kinds: tuple[EventKind, ...] = ("scaler_step", "scaler_update", "unscale")
+    return bool(made) and not any(step.has(*kinds) for step in file.steps)
 
 
 def _step_fix(file: PythonFile, raw: Event, scaled: Event, *, already: bool) -> Fix | None:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from halfguard.replaying.composition_rewrite import CompositionRewrite
 from halfguard.replaying.fp32_lines import StatementsInFP32
-from halfguard.replaying.function_modes import InFloat64
+from halfguard.replaying.function_modes import InFloat64, name_lines
 from halfguard.replaying.process_in_fp32 import FP32Arguments
 from halfguard.replaying.substitution import StableSubstitution
 
@@ -107,3 +107,8 @@ def test_random_numbers_of_a_distribution_are_those_of_the_script(
     with mode():
         drawn = draw()
     assert torch.equal(drawn.float(), expected)
+
+
+def test_lines_are_named_file_by_file_and_in_order() -> None:
+    places = [("/p/b.py", 46), ("/p/b.py", 39), ("/p/a.py", 3)]
+    assert name_lines(places) == "b.py:39 and 46 and a.py:3"

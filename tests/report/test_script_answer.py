@@ -57,7 +57,7 @@ def test_a_bad_number() -> None:
     "event",
     [
         "20 steps in a row were skipped; the loss scale is 65536",
-        "the loss scale fell to 0.5 and the gradients still overflowed",
+        "the loss scale fell to 0.5 and the gradients were still NaN or Inf",
         "the last 3 steps were skipped",
         "the script crashed after a step that was skipped",
     ],
@@ -76,7 +76,7 @@ def test_a_cast_and_a_bad_input_are_named_as_such() -> None:
         for one in (cast, given)
     ]
     assert "In short: the cast `to` returned the first NaN or Inf" in texts[0]
-    assert "In short: the input `x` was NaN or Inf before the step" in texts[1]
+    assert "In short: the input `x` contained NaN or Inf before the step" in texts[1]
 
 
 def test_a_good_run_tells_calibration_and_what_to_try() -> None:

@@ -31,7 +31,7 @@ def advise(found: PassResult, event: Event, in_fp32: InFP32) -> str:
     if culprit.kind == "input":
         hides = describe_place(found.made.hides)
         return (
-            f"{culprit.name} was not finite before it was used here. Check the data that it was "
+            f"{culprit.name} contained NaN or Inf before it was used here. Check the data that it was "
             "computed from, and repair or drop such samples there."
             + (
                 f" A finite loss is not enough: gradients still pass through {hides}."

@@ -151,7 +151,7 @@ def _reason(first: PassResult, second: PassResult) -> str:
     """Return why a number is bad, as a clause: what the script computed beside torch comes first."""
     of_data = second.culprit is not None and second.culprit.kind == "input"
     lines = "; ".join(f"{what} at {describe_place(place)}" for place, what in first.numpy[:2])
-    by_numpy = f"NumPy met {lines}" if lines else ""
+    by_numpy = f"NumPy reported {lines}" if lines else ""
     if first.rate is not None:
         return "; ".join(filter(None, (first.rate.text, by_numpy)))
     found = "" if second.reason is None else second.reason.text

@@ -94,7 +94,7 @@ class SkipRule:
         self.streak += 1
         begins_below = self.first < 1 and not self.applied  # it finds its level there
         if scale < min(1, self.first) and not begins_below:
-            return f"the loss scale fell to {scale:g} and the gradients still overflowed"
+            return f"the loss scale fell to {scale:g} and the gradients were still NaN or Inf"
         calibrates = not self.applied and scale > USUAL_SCALE
         if self.streak >= MOST_IN_A_ROW and not calibrates:
             what = f"{self.streak} backward passes in a row overflowed"

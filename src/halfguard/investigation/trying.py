@@ -40,6 +40,7 @@ from halfguard.investigation.passes import (
 from halfguard.numerics.finite import bad_tensors, storages
 from halfguard.precision.islands import fp32_island, remove_island
 from halfguard.records.autopsy import FAR, Culprit, ReplayTrial
+from halfguard.replaying.function_modes import name_lines
 from halfguard.replaying.line_changes import line_change
 from halfguard.replaying.process_in_fp32 import process_in_fp32
 from halfguard.step.parameters import parameters_of
@@ -108,8 +109,7 @@ def _grown(plan: TrialPlan, run: Run) -> TrialResult | None:
         if place is None or place in plan.places:
             break
         places = (*plan.places, place)
-        lines = " and ".join(f"{Path(file).name}:{line}" for file, line in places)
-        plan = plan.model_copy(update={"places": places, "name": f"{lines} in FP32"})
+        plan = plan.model_copy(update={"places": places, "name": f"{name_lines(places)} in FP32"})
         tried = run(plan)
     return tried
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from pathlib import Path
 
 from halfguard.precision_names import Precision
 from halfguard.records import Cause
@@ -28,7 +27,7 @@ from halfguard.replaying.fp32_lines import (
     statements_at,
     statements_of_function,
 )
-from halfguard.replaying.function_modes import Place
+from halfguard.replaying.function_modes import Place, name_lines
 from halfguard.replaying.judgement import Judge, error_class
 from halfguard.replaying.replayed_step import ReplayedStep, Variation
 from halfguard.replaying.samples import batch_size, find_bad_samples
@@ -331,7 +330,7 @@ def statements(trials: Trials, culprit: Culprit, *, whole_function: bool) -> Ite
     patch = patch_statements(mode, found)
     if not any(mode.half.values()) and not mode.needs_block:
         return
-    lines = " and ".join(f"{Path(file).name}:{line}" for file, line in places)
+    lines = name_lines(places)
     name = f"the function of {lines} in FP32" if whole_function else f"{lines} in FP32"
     # A function outside the model is a loss: other lines of it fail in other batches. A module is larger.
     is_loss = culprit.module is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,15 @@ from torch.utils._pytree import tree_map
 from halfguard.tracing.source import user_frame
 
 Place = tuple[str, int]  # file and line
+
+
+def name_lines(places: Iterable[Place]) -> str:
+    """Return lines as part of a sentence, file by file and in order: ``a.py:3 and 7 and b.py:5``."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for file, line in places:
+        numbers[Path(file).name].add(line)
+    of_files = {file: " and ".join(map(str, sorted(lines))) for file, lines in numbers.items()}
+    return " and ".join(f"{file}:{lines}" for file, lines in of_files.items())
 
 
 class FunctionMode(TorchFunctionMode):

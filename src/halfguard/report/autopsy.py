@@ -108,7 +108,7 @@ def origin_blocks(culprit: Culprit) -> Iterator[Block]:
         yield Text(Mono(culprit.op), phase, *ran, ", ", *where, ".")
     else:
         kind = {"input": "The input"}.get(culprit.kind, f"The {culprit.kind}")
-        text = f" was not finite when the step began. It was first used in the {culprit.phase} pass by "
+        text = f" contained NaN or Inf when the step began. It was first used in the {culprit.phase} pass by "
         yield Text(f"{kind} ", Mono(culprit.name), text, Mono(culprit.op), ", ", *where, ".")
     yield Code(f"{culprit.place}\n    {culprit.code}")
     ranges = [*culprit.inputs, *culprit.outputs]
@@ -120,7 +120,7 @@ def origin_blocks(culprit: Culprit) -> Iterator[Block]:
 def failure_words(culprit: Culprit) -> str:
     """Return what an operation did, or what a tensor was, as the end of a sentence."""
     is_operation = culprit.kind == "op"
-    return "returned the first NaN or Inf" if is_operation else "was NaN or Inf before the step"
+    return "returned the first NaN or Inf" if is_operation else "contained NaN or Inf before the step"
 
 
 def where_parts(culprit: Culprit) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from halfguard.investigation import caught_errors
 from halfguard.investigation.bus import HookBus
@@ -48,4 +49,15 @@ def test_errors_at_the_end_of_accumulation_are_told_if_fewer_steps_ran(
     errors.bus.backward, errors.bus.steps = 12, 1  # two micro-batches each
     assert [one.kind for one in errors.found(Made(), "")] == ["hidden error"]
     errors.bus.steps = 7  # five of twelve steps failed, and the others trained
+    assert list(errors.found(Made(), "")) == []
+
+
+def test_exceptions_by_which_torch_leaves_a_recomputation_are_no_errors(
+    errors: CaughtErrors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caught_errors, "_CALLS", 10**9)  # the first checkpoint imports a lot
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(8):
+        checkpoint(lambda z: (z.exp() * 2)[:1], x, use_reentrant=False).sum().backward()
+    errors.bus.backward = 8
     assert list(errors.found(Made(), "")) == []

@@ -120,7 +120,12 @@ def _hidden(sentence: str, crash: Crash) -> Misused:
 
 
 def _is_torch(error: Exception, trace: TracebackType | None) -> bool:
-    """Return whether torch raised an error: its kernels do so without a frame of their own."""
+    """Return whether torch raised an error: its kernels do so without a frame of their own.
+
+    Private exceptions are no errors: with one, checkpointing leaves a recomputation that it needs no more of.
+    """
+    if type(error).__name__.startswith("_"):
+        return False
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").startswith("torch."):
             return True

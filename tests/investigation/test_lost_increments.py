@@ -70,6 +70,7 @@ def test_an_average_that_stays_is_told(update: Update) -> None:
     (told,) = run(update)
     assert (told.kind, told.code, told.dtype) == ("lost increments", "HG619", "bfloat16")
     assert "8 of 8 values in bfloat16 stop changing" in told.sentence
+    assert "for example, a value is " in told.sentence
     assert told.place is not None
     assert told.place[0] == __file__
 
@@ -80,7 +81,8 @@ def test_a_count_that_stops_is_told_with_its_number_in_fp32() -> None:
         for _ in range(2500):
             kept += 1
     (told,) = detector.found(Made(), "")
-    assert "one is 2048, and would be 2500 in FP32" in told.sentence
+    assert "A value in float16 stops changing" in told.sentence
+    assert "it is 2048, and would be 2500 in FP32. Keep it in FP32: " in told.sentence
     assert not told.unsure
 
 
@@ -105,7 +107,7 @@ def test_a_count_that_one_call_adds_up_is_told_only_if_fp32_ends_better() -> Non
             0, places, torch.ones(1000, dtype=torch.bfloat16)
         )
     (told,) = detector.found(Made(), "")
-    assert "one is 256, and would be 1000 in FP32" in told.sentence
+    assert " is 256, and would be 1000 in FP32" in told.sentence
     assert told.unsure
 
 

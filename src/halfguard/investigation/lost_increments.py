@@ -187,11 +187,16 @@ class LostIncrements(Detector, TorchFunctionMode):
         worst = max(tensors, key=lambda one: int(one.far.sum()))
         at = int(((worst.exact - worst.tensor).abs() * worst.far).argmax())
         dtype = dtype_name(worst.tensor.dtype)
+        is_now, would_be = (f"{t.flatten()[at]:g}" for t in (worst.tensor, worst.exact))
+        if count == 1:
+            what, added_to, example, kept = f"A value in {dtype} stops", "it", "it", "it"
+        else:
+            what, added_to = f"{stuck} of {count} values in {dtype} stop", "them"
+            example, kept = "for example, a value", "the values"
         text = (
-            f"{stuck} of {count} values in {dtype} stop changing because what is added to them is smaller "
-            f"than the spacing of {dtype} values and is rounded away: one is {worst.tensor.flatten()[at]:g}, "
-            f"and would be {worst.exact.flatten()[at]:g} in FP32. Keep the values in FP32: "
-            f"{describe_place(place)}."
+            f"{what} changing because what is added to {added_to} is smaller than the spacing of {dtype} "
+            f"values and is rounded away: {example} is {is_now}, and would be {would_be} in FP32. "
+            f"Keep {kept} in FP32: {describe_place(place)}."
         )
         lost_here = Misused(
             kind="lost increments", code=self.code, place=place, dtype=dtype, sentence=text

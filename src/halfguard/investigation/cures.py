@@ -357,7 +357,7 @@ def _rewritten(result: TrialResult) -> Cure:
     return Cure(
         what="operation",
         sentence=(
-            f"{result.rewrite} This form has no intermediate values that overflow or underflow."
+            f"{result.rewrite} With this form, the loss and the gradients of the step are finite."
         ),
         trial=result.trial.name,
         patch=result.patch,
@@ -367,7 +367,7 @@ def _rewritten(result: TrialResult) -> Cure:
 
 def _operation(result: TrialResult, culprit: Culprit) -> Cure:
     names = ", ".join(f"halfguard.ops.{name}" for name in result.stable)
-    limit = " It clamps its result to the range of the dtype." if result.limits else ""
+    limit = " It returns a finite value instead of NaN or Inf." if result.limits else ""
     return Cure(
         what="operation",
         sentence=f"Use {names} at {culprit.place}.{limit}",
@@ -381,11 +381,11 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
     made = found.made
     half = describe_place(made.half_weights)
     optimizer = describe_place(made.optimizer)
+    divides = _rounds_to_zero(made.eps, culprit.dtype)
+    why = "divides by 0 ({}), because its eps is 0 in" if divides else "({}) exceeds the range of"
     sentence = (
         "Keep the weights in FP32 and run the model under torch.autocast instead of calling "
-        f".half(): the optimizer's own arithmetic ({culprit.op}) exceeds the range of "
-        f"{culprit.dtype}"
-        + (", in which its eps is 0." if _rounds_to_zero(made.eps, culprit.dtype) else ".")
+        f".half(): the optimizer's own arithmetic {why.format(culprit.op)} {culprit.dtype}."
         + (f" The weights were converted to 16-bit at {half}." if half else "")
         + (f" The optimizer was created at {optimizer}." if optimizer else "")
     )
@@ -394,7 +394,7 @@ def _fp32_weights(result: TrialResult, culprit: Culprit, found: PassResult) -> I
     adapters = settings.switch_on(made.half_weights, "autocast_adapter_dtype", anywhere=False)
     for patch in dict.fromkeys((adapters, kept) if adapters else (kept,)):
         yield Cure(what="precision", sentence=sentence, trial=trial, patch=patch, code="HG403")
-    if _rounds_to_zero(made.eps, culprit.dtype):
+    if divides:
         eps = "Give the optimizer an eps that is not 0 in float16, such as 1e-4. Better: "
         yield from untried(eps + sentence[0].lower() + sentence[1:], _eps(made, "1e-4"), "HG403")
 

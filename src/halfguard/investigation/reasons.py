@@ -225,9 +225,8 @@ def _overflow(bad: BadCall) -> Iterator[Reason]:
     given = [max(abs(one.low), abs(one.high)) for one in bad.culprit.inputs]
     inputs = ", ".join(f"{one:.4g}" for one in given if not math.isnan(one))
     adds = any(name in bad.culprit.kernel for name in _SUMS)
-    what = (
-        "the sum" if adds else "the gradient" if bad.culprit.phase == "backward" else "the result"
-    )
+    of_backward = bad.culprit.phase == "backward"
+    what = "the sum" if adds else "a value of the backward pass" if of_backward else "the result"
     text = f"{what} reaches {exact:.6g}, but the largest value of {bad.dtype} is {largest:g}"
     yield Reason(text=text + (f" (inputs up to {inputs})" if inputs else ""))
 

@@ -174,9 +174,9 @@ class HalfMoments(Detector):
             saved = describe_place(self._taken or place)
             text = (
                 f"The state of {type(optimizer).__name__} was saved in float16: {lost / moved:.0%} of the "
-                "second moments are too small for float16 and are 0 when they are loaded, so steps are "
-                f"divided by eps alone. Save the optimizer state in FP32: {saved}. It is loaded at "
-                f"{describe_place(place)}."
+                "second moments are too small for float16 and are 0 when they are loaded, so the next "
+                f"steps are too large. The state is taken at {saved}, and loaded at "
+                f"{describe_place(place)}. Save it in FP32."
             )
             self._seen = Misused(kind="half moments", code=self.code, sentence=text, place=place)
 

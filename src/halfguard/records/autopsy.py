@@ -74,7 +74,8 @@ class Culprit:
         where = f"in the optimizer's step ({self.optimizer})" if self.optimizer else where
         region = ", a region of torch.compile" if self.compiled else ""
         if self.kind != "op":
-            what = f"{self.kind} {self.name!r} contained NaN or Inf when the step began; first used by {self.op}"
+            what = f"{self.kind} {self.name!r} contained NaN or Inf when the step began; "
+            what += f"first used by {self.op}"
         elif self.swallowed:
             what = f"{self.op} ({self.kernel}): swallowed {self.swallowed} in the {self.phase} pass"
         elif self.intended:

@@ -81,9 +81,8 @@ class SumOfSquares:
     def root(self) -> Composition:
         """Return the length of a vector, or its root mean square; for zeros the gradient is 0, not NaN."""
         if self.is_mean or self.eps:
-            return _whole(
-                "root", "sqrt(mean(x * x)) with x in float32", lambda: self._total().sqrt()
-            )
+            total = f"{'mean' if self.is_mean else 'sum'}(x * x){' + eps' if self.eps else ''}"
+            return _whole("root", f"sqrt({total}) with x in float32", lambda: self._total().sqrt())
         text = "sqrt(sum(x * x)) as torch.linalg.vector_norm(x) in float32"
         return _whole("root", text, self._length)
 

@@ -262,7 +262,7 @@ def stable_operations(trials: Trials, culprit: Culprit) -> Iterator[Candidate]:
         for (file, line), forms in names.items()
     )
     is_exact = all(stable.exact for forms in used.values() for stable in forms)
-    limit = "" if is_exact else " It clamps its result to the range of the dtype."
+    limit = "" if is_exact else " It returns a finite value instead of NaN or Inf."
     if not trial.grad_norm:
         limit += " All gradients of this step are then 0, so nothing is learned from it."
     yield Candidate(

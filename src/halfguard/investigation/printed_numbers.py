@@ -20,6 +20,7 @@ _OTHER = re.compile(
     r"|(^|_)(lr|ms|mb|gb|s|steps?|epochs?|it|iter|iters|iterations?|batch|line|rank|of|pid)$",
     re.IGNORECASE,
 )
+_OF_SCALER = re.compile(r"skip|overflow|scaler|loss_scale", re.IGNORECASE)  # FP32 has none
 _HIGHER = re.compile(
     r"acc|auc|f1|score|^r2|iou|dice|psnr|ssim|corr|recall|precision|hit|ndcg|reward|success|bleu|rouge",
     re.IGNORECASE,
@@ -45,7 +46,8 @@ def numbers(printed: str) -> dict[str, list[float]]:
         end = 0
         for number in _NUMBER.finditer(line):
             words, end = _WORD.findall(line[end : number.start()]), number.end()
-            if words and len(words) <= _MOST_WORDS and not _OTHER.search(words[-1]):
+            is_other = not words or _OTHER.search(words[-1]) or any(map(_OF_SCALER.search, words))
+            if not is_other and len(words) <= _MOST_WORDS:
                 found.setdefault(" ".join(words), []).append(float(number[1]))
     return found
 

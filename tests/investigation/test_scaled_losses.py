@@ -30,3 +30,17 @@ def test_a_loss_is_known_without_its_scale(bus: HookBus, parts: int) -> None:
     (call,) = calls.seen
     assert call.scaled
     assert call.losses[0].item() / call.divisor == 3.0 * parts
+
+
+def test_a_loss_with_a_graph_that_is_too_large_is_not_divided(bus: HookBus) -> None:
+    calls, weight = Calls(), torch.nn.Parameter(torch.ones(1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    scaled = scaler.scale(weight.sum())  # of another network
+    bus.listen(calls)
+    loss = weight.sum()
+    for _ in range(6000):
+        loss = loss + 0
+    loss.backward()
+    (call,) = calls.seen
+    assert call.scaled  # it may be
+    assert call.losses[0].item() / call.divisor == scaled.item() / SCALE

@@ -86,12 +86,16 @@ class ScaledLosses:
             return False
         given = [one for one in gradients if isinstance(one, Tensor)]
         by_hand = self.was_read or not all(bool((one == 1).all()) for one in given)
-        return by_hand or self.are_marked(outputs)
+        return by_hand or self.are_marked(outputs) is not False
 
-    def are_marked(self, outputs: list[Tensor]) -> bool:
-        """Return whether the graph of outputs has a scaled loss, or is too large to know."""
-        nodes = enumerate(nodes_behind(outputs))
-        return any(_MARK in node.metadata or index >= _MOST_NODES for index, node in nodes)
+    def are_marked(self, outputs: list[Tensor]) -> bool | None:
+        """Return whether the graph of outputs has a scaled loss; None if it is too large to know."""
+        for index, node in enumerate(nodes_behind(outputs)):
+            if index >= _MOST_NODES:
+                return None
+            if _MARK in node.metadata:
+                return True
+        return False
 
 
 def nodes_behind(outputs: list[Tensor]) -> Iterator[Any]:

@@ -183,7 +183,7 @@ class SourceFile:
 
     def calls_at(self, line: int) -> list[ast.Call]:
         """Return the calls around a line, outermost first."""
-        return [c for c in self.calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
+        return list(self._calls_around.get(line, ()))
 
     def calls_of(self, line: int, *names: str) -> list[ast.Call]:
         """Return the calls of the statement on a line, all or those of some names, outer ones first."""
@@ -226,6 +226,14 @@ class SourceFile:
     def calls(self) -> list[ast.Call]:
         """All calls of the file, outer ones first."""
         return list(all_calls(self.tree))
+
+    @cached_property
+    def _calls_around(self) -> dict[int, list[ast.Call]]:
+        found: dict[int, list[ast.Call]] = {}
+        for call in self.calls:
+            for line in range(call.lineno, (call.end_lineno or call.lineno) + 1):
+                found.setdefault(line, []).append(call)
+        return found
 
     @cached_property
     def _functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

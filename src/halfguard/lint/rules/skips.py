@@ -78,10 +78,10 @@ def _check_conditional_backward(file: PythonFile, step: Step) -> Iterator[Match]
 
 
 def _check_training_step(file: PythonFile, function: ast.AST) -> Iterator[Match]:
-    for node in file.nodes(ast.Return):
+    for node in (one for one in ast.walk(function) if isinstance(one, ast.Return)):
         branch, value = file.parents.get(node), node.value
         is_none = value is None or (isinstance(value, ast.Constant) and value.value is None)
-        if not isinstance(branch, ast.If) or not is_none or function not in file.ancestors(node):
+        if not isinstance(branch, ast.If) or not is_none:
             continue
         if is_loss_check(file, branch.test) and not _agree(file, node):
             yield match_at(node, _HANGS.format("exits"))

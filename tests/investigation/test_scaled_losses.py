@@ -44,3 +44,15 @@ def test_a_loss_with_a_graph_that_is_too_large_is_not_divided(bus: HookBus) -> N
     (call,) = calls.seen
     assert call.scaled  # it may be
     assert call.losses[0].item() / call.divisor == scaled.item() / SCALE
+
+
+def test_a_scaled_loss_is_found_beside_a_large_graph(bus: HookBus) -> None:
+    calls, weight = Calls(), torch.nn.Parameter(torch.ones(1))
+    bus.listen(calls)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    penalty = weight.sum() * 0
+    for _ in range(6000):
+        penalty = penalty + 0
+    (scaler.scale(2 * weight.sum()) + penalty).backward()
+    (call,) = calls.seen
+    assert call.losses[0].item() / call.divisor == 2.0

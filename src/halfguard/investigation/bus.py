@@ -282,9 +282,8 @@ class HookBus:
         scaled, divisor = any(known), 1.0
         if not scaled:
             with self.unobserved():
-                scaled = self.scaled_losses.may_be_in(outputs, options[0] if options else ())
-                if scaled and self.scaled_losses.are_marked(outputs):
-                    divisor = self.scale or 1.0
+                found = self.scaled_losses.find_in(outputs, options[0] if options else ())
+                scaled, divisor = found is not False, (self.scale if found else 1.0) or 1.0
         return BackwardCall(
             losses,
             outputs,

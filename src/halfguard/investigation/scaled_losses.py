@@ -7,6 +7,7 @@ or a part of it is found through its graph.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,30 +81,29 @@ class ScaledLosses:
         one = self._known.get(id(tensor))
         return one if one is not None and one.scaled() is tensor else None
 
-    def may_be_in(self, outputs: list[Tensor], gradients: Any) -> bool:
-        """Return whether outputs may be made of a scaled loss, or may be scaled by the script itself."""
+    def find_in(self, outputs: list[Tensor], gradients: Any) -> bool | None:
+        """Return whether a scaled loss is in the graph of outputs; None if the script may have scaled them.
+
+        That is also unknown of a graph that is too large to search.
+        """
         if not self._scalers and not self._read:
             return False
-        given = [one for one in gradients if isinstance(one, Tensor)]
-        by_hand = self.was_read or not all(bool((one == 1).all()) for one in given)
-        return by_hand or self.are_marked(outputs) is not False
-
-    def are_marked(self, outputs: list[Tensor]) -> bool | None:
-        """Return whether the graph of outputs has a scaled loss; None if it is too large to know."""
         for index, node in enumerate(nodes_behind(outputs)):
             if index >= _MOST_NODES:
                 return None
             if _MARK in node.metadata:
                 return True
-        return False
+        given = [one for one in gradients if isinstance(one, Tensor)]
+        by_hand = self.was_read or not all(bool((one == 1).all()) for one in given)
+        return None if by_hand else False
 
 
 def nodes_behind(outputs: list[Tensor]) -> Iterator[Any]:
-    """Yield the nodes of the graph that made some tensors, each once."""
-    waiting = [output.grad_fn for output in outputs]
+    """Yield the nodes of the graph that made some tensors, each once, the last ones first."""
+    waiting = deque(output.grad_fn for output in outputs)
     seen = set[Any]()
     while waiting:
-        node = waiting.pop()
+        node = waiting.popleft()
         if node is not None and node not in seen:
             seen.add(node)
             yield node
